@@ -1,0 +1,103 @@
+"""`goldenppo check ADAPTER`: is this trainer's arithmetic right?"""
+
+import argparse
+import json
+import shlex
+
+EPILOG = """exit codes:
+  0  conforms
+  1  a deciding case fails
+  2  usage: unknown adapter, op or flag; missing file; device absent; output not writable
+  3  baseline out of date, or fixture drift
+  4  no verdict possible: the adapter does not load, its process died or hung, or nothing was compared
+
+examples:
+  goldenppo check my_trainer.py
+  goldenppo check verl --op gae --dtype float32
+  goldenppo check trl-ppo --python ENV/bin/python --json result.json
+  goldenppo check "cmd: node harness.js"
+"""
+
+NEXT = """usage: goldenppo check ADAPTER
+
+ADAPTER is what is to be checked:
+  a Python file with functions named after ops   goldenppo init my_trainer.py   writes one
+  a built-in adapter                             goldenppo list adapters        shows them
+  a dotted module, or a program                  goldenppo check "cmd: node harness.js"
+
+Try `goldenppo check reference`, or `goldenppo check --help` for all flags."""
+
+
+def add_parser(commands) -> None:
+    parser = commands.add_parser(
+        "check",
+        help="check a trainer's arithmetic",
+        description="Runs a trainer's own code on golden inputs and compares with exact answers.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("adapter", nargs="?", metavar="ADAPTER", help='built-in name, Python file, dotted module, or "cmd: …"')
+    add_selection(parser)
+    parser.add_argument("--level", choices=("must", "should", "robust"), default="must", help="cases up to this level decide the exit code")
+    parser.add_argument("--fixtures", metavar="DIR", help="a folder of fixture files instead of the suite's own")
+    parser.add_argument("--json", metavar="F", help="write the result as JSON")
+    parser.set_defaults(main=main)
+
+
+def add_selection(parser) -> None:
+    """Flags that choose what is run, shared by the commands that call an adapter."""
+    parser.add_argument("--op", action="append", default=[], metavar="OP", help="only this op (may be repeated)")
+    parser.add_argument(
+        "--dtype",
+        action="append",
+        default=[],
+        choices=("float64", "float32", "bfloat16", "float16"),
+        help="only this dtype (may be repeated; default float64, float32, bfloat16)",
+    )
+    parser.add_argument("--device", default="cpu", help="where the tensors live (default cpu)")
+    parser.add_argument("--python", metavar="EXE", help="run the adapter in another environment's interpreter")
+    parser.add_argument("--source", metavar="DIR", help="a trainer's checkout, for adapters that need one")
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds per answer of another process (default 60)")
+
+
+def open_selected(args):
+    """Checks the selection flags and opens the adapter."""
+    from goldenppo.adapters.interface import UsageError
+    from goldenppo.conformance.cases import table
+    from goldenppo.conformance.targets import check_device, open_adapter
+
+    for op in args.op:
+        if op not in table()["ops"]:
+            raise UsageError(f"there is no op {op!r}; `goldenppo list ops` shows them: {', '.join(table()['ops'])}")
+    if args.timeout <= 0:
+        raise UsageError(f"--timeout is {args.timeout:g}; expected seconds above 0")
+    check_device(args.device)
+    return open_adapter(args.adapter, args.python, args.source, args.timeout)
+
+
+def main(args) -> int:
+    from pathlib import Path
+
+    from goldenppo.adapters.interface import UsageError
+    from goldenppo.conformance import files
+    from goldenppo.conformance.render import terminal
+    from goldenppo.conformance.result import document, run_check
+    from goldenppo.conformance.run import DTYPES
+
+    if args.adapter is None:
+        print(NEXT)
+        return 2
+    directory = Path(args.fixtures) if args.fixtures else None
+    if directory is not None and not directory.is_dir():
+        raise UsageError(f"--fixtures names no folder: {args.fixtures!r}")
+    if args.json:
+        files.check_writable(args.json)
+    session = open_selected(args)
+    try:
+        check = run_check(session, args.op, args.level, tuple(args.dtype) or DTYPES, args.device, directory, terminal.Progress())
+    finally:
+        session.close()
+    if args.json:
+        files.write(args.json, json.dumps(document(check), indent=1) + "\n")
+    print(terminal.show(check, shlex.join(["goldenppo", "check", args.adapter])))
+    return check.exit_code

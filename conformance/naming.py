@@ -1,0 +1,196 @@
+"""Names the bug: which known deviation gives exactly the numbers that a trainer gave.
+
+A deviation is a function with the op's signature (reference/deviations/). It is evaluated on the failing cases in float64
+and compared with what the trainer returned, by the tolerance law; it matches the op if it explains every failing attempt
+that is compared, and no passing one contradicts it.
+"""
+
+import math
+from dataclasses import dataclass
+
+from goldenppo.conformance.cases import read_yaml, table
+from goldenppo.conformance.judge import OpReport, Verdict
+from goldenppo.conformance.law import DTYPES, K
+from goldenppo.conformance.run import Attempt
+
+MOST_CASES = 6  # failing cases and passing cases that a deviation is held against: enough to tell deviations apart
+
+
+@dataclass(frozen=True)
+class Named:
+    """A deviation that explains the numbers, or the nearest one."""
+
+    id: str
+    title: str
+    distance: float  # largest use of the tolerance; at most 1 is a match
+    variant: dict
+
+    @property
+    def exact(self) -> bool:
+        return self.distance <= 1
+
+
+def name(report: OpReport, found: list[Attempt]) -> list[Named]:
+    """The deviations that explain an op's failures, best first; where none does, the nearest one.
+
+    Args:
+        report: the op's report with its deciding failures.
+        found: all attempts on the op.
+    """
+    failing = [verdict for verdict in report.failed if verdict.verdict == "fail" and verdict.attempt is not None]
+    if not failing:
+        return []
+    from goldenppo.reference.deviations import deviations
+
+    held = _held_against(report, failing)
+    catalogue = read_yaml("deviations.yaml")["deviations"]
+    evaluate = Evaluator(report.op)
+    ranked = []
+    for identifier, function in deviations(report.op).items():
+        distance, variant = evaluate.distance(identifier, function, held, report.variant)
+        ranked.append(Named(identifier, catalogue[identifier]["title"], distance, variant))
+    ranked.sort(key=lambda named: named.distance)
+    matching = [named for named in ranked if named.exact]
+    return matching or [named for named in ranked[:1] if math.isfinite(named.distance)]
+
+
+def _held_against(report: OpReport, failing: list[Verdict]) -> list[Attempt]:
+    """The attempts that a deviation has to explain: failing and passing ones in the widest dtype that was run."""
+    widest = next(dtype for dtype in DTYPES if any(verdict.dtype == dtype for verdict in failing))
+    passing = [v for v in report.cases if v.verdict == "pass" and v.dtype == widest and v.case.level == "must"]
+    wrong = [v for v in failing if v.dtype == widest]
+    return [verdict.attempt for verdict in wrong[:MOST_CASES] + passing[:MOST_CASES]]
+
+
+class Evaluator:
+    """Evaluates deviations on attempts; inputs are made once per attempt."""
+
+    def __init__(self, op: str):
+        import torch
+
+        self.torch, self.op, self.spec = torch, op, table()["ops"][op]
+        self.inputs: dict = {}
+        self.answers: dict = {}
+
+    def distance(self, identifier: str, function, held: list[Attempt], variant: dict) -> tuple[float, dict]:
+        """How far the deviation is from what was returned, under the variant that explains most.
+
+        The failing trainer's variant was identified from numbers that are wrong, so each variant is tried, the identified
+        one first; the first attempt discards most of them.
+        """
+        best, best_variant = math.inf, {}
+        for candidate in self._candidates(held[0], variant):
+            furthest = 0.0
+            for attempt in held:
+                furthest = max(furthest, self._distance(identifier, function, attempt, candidate))
+                if furthest > max(1.0, best):
+                    break
+            if furthest < best:
+                best, best_variant = furthest, candidate
+            if best <= 1:
+                break
+        return best, best_variant
+
+    def _candidates(self, attempt: Attempt, variant: dict):
+        """Variants to try: those identified first, then every other one; axes that the calls fix are not varied."""
+        import itertools
+
+        from goldenppo.adapters.binding import axes_of
+
+        axes = [axis for axis in axes_of(self.spec) if axis not in attempt.axes]
+        orders = [[*variant.get(axis, []), *(v for v in table()["axes"][axis] if v not in variant.get(axis, []))] for axis in axes]
+        for values in itertools.product(*orders):
+            yield dict(zip(axes, values, strict=True))
+
+    def _distance(self, identifier: str, function, attempt: Attempt, candidate: dict) -> float:
+        axes = {**candidate, **attempt.axes}
+        full = attempt.case.full or "mask" not in attempt.case.inputs
+        if not full and any(axes.get(axis) in values for axis, values in table()["unmasked"].items()):
+            return math.inf
+        key = (identifier, id(attempt.case), tuple(sorted(axes.items(), key=str)))
+        if key not in self.answers:
+            self.answers[key] = self.evaluate(function, attempt.case, axes)
+        return self._compare(self.answers[key], attempt)
+
+    def evaluate(self, function, case, axes: dict) -> dict | None:
+        """A deviation's outputs and gradients on a case in float64, as flat lists; None where it cannot be evaluated."""
+        torch = self.torch
+        if id(case) not in self.inputs:
+            kinds = {"bool": torch.bool, "int": torch.int64}
+            self.inputs[id(case)] = [
+                torch.tensor(case.inputs[name], dtype=kinds.get(about.get("kind"), torch.float64)) for name, about in self.spec["inputs"].items()
+            ]
+        made = [tensor.clone() for tensor in self.inputs[id(case)]]
+        differentiated = [name for about in self.spec["outputs"].values() for name in about.get("gradients", [])]
+        for name, tensor in zip(self.spec["inputs"], made, strict=True):
+            tensor.requires_grad_(name in differentiated)
+        params = {}
+        for name, about in self.spec["params"].items():
+            value = case.params.get(name)
+            if value is not None:
+                shaped = "shape" in about
+                dtype = torch.bool if about.get("kind") == "bool" else torch.float64
+                params[name] = torch.tensor(value, dtype=dtype) if shaped else value
+        try:
+            raw = function(*made, **params, **axes)
+            named = raw._asdict() if hasattr(raw, "_asdict") else {next(iter(self.spec["outputs"])): raw}
+            answer = {output: value.detach().double().reshape(-1).tolist() for output, value in named.items()}
+            loss = next((named[output] for output, about in self.spec["outputs"].items() if about.get("gradients")), None)
+            if loss is not None:
+                answer["dead"] = not loss.requires_grad
+                if loss.requires_grad:
+                    loss.sum().backward()
+                    for name, tensor in zip(self.spec["inputs"], made, strict=True):
+                        if name in differentiated:
+                            grad = tensor.grad if tensor.grad is not None else torch.zeros_like(tensor)
+                            answer[f"grad_{name}"] = grad.reshape(-1).tolist()
+            return answer
+        except (ValueError, RuntimeError, IndexError, TypeError, ZeroDivisionError):
+            return None
+
+    def _compare(self, answer: dict | None, attempt: Attempt) -> float:
+        """The largest use of the tolerance between a deviation's numbers and the trainer's."""
+        if answer is None:
+            return math.inf
+        result, law = attempt.answer["result"], DTYPES[attempt.dtype]
+        if answer.get("dead", False) != result["dead"]:
+            return math.inf
+        furthest = 0.0
+        for output, got in result["outputs"].items():
+            entries = attempt.case.answers.get(output)
+            if entries:
+                furthest = max(furthest, _distance(got, answer[output], [entry.block for entry in entries], law))
+        for name, got in result["gradients"].items():
+            blocks = [entry.gradients[name] for entries in attempt.case.answers.values() for entry in entries if name in entry.gradients]
+            if blocks and f"grad_{name}" in answer:
+                furthest = max(furthest, _distance(got, answer[f"grad_{name}"], blocks, law))
+        return furthest
+
+
+def _distance(got: dict, want: list[float], blocks: list, law) -> float:
+    """Compares two results; the gauge is the largest that any answer of the case has, scaled up to the wrong number's size."""
+    if len(got["data"]) != len(want) or math.prod(got["shape"]) != len(want) or tuple(got["shape"]) != blocks[0].shape:
+        return math.inf
+    out = DTYPES.get(got["dtype"], law)
+    furthest = 0.0
+    # One gauge for the whole block: a bug moves numbers between slots, so a slot's own gauge may be that of a plain zero.
+    gauge = max(max(block.gauge, default=0.0) for block in blocks)
+    size = max((abs(number) for block in blocks for number in block.want if number is not None and math.isfinite(number)), default=0.0)
+    for index, (a, b) in enumerate(zip(got["data"], want, strict=True)):
+        if all(block.want[index] is None for block in blocks):
+            continue
+        if a == b or (math.isnan(a) and math.isnan(b)):
+            continue
+        if not (math.isfinite(a) and math.isfinite(b)):
+            return math.inf
+        scale = max(1.0, abs(b) / size) if size else 1.0
+        allowed = K * (law.unit * max(gauge * scale, abs(b)) + law.tiny) + out.unit * abs(b)
+        furthest = max(furthest, abs(a - b) / allowed)
+    return furthest
+
+
+def describe(identifier: str) -> dict:
+    """The catalogue's entry of a deviation."""
+    return read_yaml("deviations.yaml")["deviations"][identifier]
+
+

@@ -1,0 +1,223 @@
+"""What a check says on a terminal: one table over the ops, then one screen for each op that does not conform."""
+
+import json
+import os
+import shutil
+import sys
+import textwrap
+
+from goldenppo.conformance import naming
+from goldenppo.conformance.cases import clauses, table
+from goldenppo.conformance.judge import OpReport
+from goldenppo.conformance.result import Check, wrong_element
+
+WIDTH = 80
+_COLOURS = {"conforms": "32", "does-not-conform": "31", "not-offered": "2"}
+
+
+def coloured() -> bool:
+    """Colour only on a terminal, and not where NO_COLOR asks for none."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, code: str | None) -> str:
+    """Text in a colour, where colours are wanted."""
+    return f"\033[{code}m{text}\033[0m" if code and coloured() else text
+
+
+def wrap(text: str, indent: str = "  ") -> str:
+    """A paragraph within the width."""
+    return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+
+
+def show(check: Check, command: str, known: set[str] = frozenset()) -> str:
+    """The whole report of one check.
+
+    Args:
+        check: what was found.
+        command: the command line, for the hints.
+        known: ids of cases whose failure a baseline expects; they are not shown again.
+    """
+    parts = [head(check), matrix(check)]
+    notes = [f"  {report.op}: {note}" for report in check.ops for note in report.notes if note]
+    if notes:
+        parts.append("\n".join(["Notes", *(wrap(note.strip()) for note in notes)]))
+    reasons = _unsupported(check)
+    if reasons:
+        parts.append(reasons)
+    for report in check.ops:
+        shown = [verdict for verdict in report.failed if verdict.case.id not in known]
+        if shown:
+            parts.append(failure(report, shown, check, command))
+    parts.append(verdict(check))
+    return "\n\n".join(part for part in parts if part)
+
+
+def head(check: Check) -> str:
+    """Who was checked, by what."""
+    version = check.hello["version"]
+    lines = [f"{check.hello['name']}{' ' + version if version else ''} on {check.device}, in {', '.join(check.dtypes)}"]
+    known = check.hello.get("known_versions", [])
+    if version and known and version not in known:
+        lines.append(f"warning: this adapter was run against {', '.join(known)}; version {version} is new to it")
+    return "\n".join(lines)
+
+
+def matrix(check: Check) -> str:
+    """One row per op: verdict, variant, cases passed, worst error as a share of the tolerance."""
+    from tabulate import tabulate
+
+    rows = []
+    for report in check.ops:
+        if report.verdict == "not-offered" and not report.cases:
+            continue
+        compared = [v for v in report.cases if v.verdict in ("pass", "coarse", "fail", "error")]
+        passed = [v for v in compared if v.verdict in ("pass", "coarse")]
+        uses = [v.use for v in passed if v.verdict == "pass"]
+        gradient = ("yes" if report.gradients else "no") if any("gradients" in about for about in table()["ops"][report.op]["outputs"].values()) else ""
+        worst = f"{max(uses):.2f}" if uses else ""
+        name = "\n".join(textwrap.wrap(report.op, 16, break_on_hyphens=False)) if len(report.op) <= 16 else report.op.replace("model_", "model_\n")
+        rows.append([name, paint(_short(report), _COLOURS.get(report.verdict)), variant(report), f"{len(passed)}/{len(compared)}", worst, gradient])
+    text = tabulate(rows, headers=["op", "verdict", "variant", "cases", "worst", "grad"], disable_numparse=True) if rows else ""
+    absent = [report.op for report in check.ops if report.verdict == "not-offered" and not report.cases]
+    if absent:
+        text += "\n\n" + wrap("not offered: " + ", ".join(absent), "").replace("\n", "\n  ")
+    return text.strip()
+
+
+def _short(report: OpReport) -> str:
+    return {"does-not-conform": "FAILS", "not-offered": "not offered"}.get(report.verdict, report.verdict)
+
+
+def variant(report: OpReport) -> str:
+    """The variant that an op implements, a line per axis; all values of an axis are not worth a line."""
+    lines = []
+    for axis, values in report.variant.items():
+        if len(values) < len(table()["axes"][axis]) or len(values) == 1:
+            lines += textwrap.wrap(f"{axis}: {', '.join(map(str, values))}", 34, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _unsupported(check: Check) -> str:
+    """How many cases were not compared, and why, grouped by reason."""
+    lines = []
+    for report in check.ops:
+        reasons: dict[str, set] = {}
+        for v in report.cases:
+            if v.verdict in ("unsupported", "blind", "out-of-range"):
+                reasons.setdefault(v.reason or v.verdict, set()).add((v.case.id, v.dtype))
+        lines += [wrap(f"{report.op}: {len(cases)} × {reason}", "  ") for reason, cases in reasons.items()]
+    return "\n".join(["Not compared (case and dtype)", *lines]) if lines else ""
+
+
+def failure(report: OpReport, failed: list, check: Check, command: str) -> str:
+    """One screen: the case, the clause, the first wrong element, the bug that it matches, how to reproduce and record it."""
+    first = failed[0]
+    case = first.case
+    lines = [paint(f"FAIL {report.op}: {case.id} in {first.dtype}", "31"), wrap(case.purpose)]
+    for label in case.clauses[:1]:
+        clause = clauses().get(label)
+        if clause:
+            lines.append(wrap(f"{label}: {clause['sentence']}"))
+    lines += ["", *_wrong(first)]
+    if report.precision.startswith("computes"):
+        lines += ["", wrap(f"matches {report.precision}: right only by the law of that dtype; `goldenppo explain {report.precision}`")]
+    lines += ["", *_named(report)]
+    lines += ["", "  Reproduce:", textwrap.indent(snippet(case, first), "    ")]
+    others = sorted({f"{v.case.id} ({v.dtype})" for v in failed[1:]})
+    if others:
+        more = f" and {len(others) - 6} more" if len(others) > 6 else ""
+        lines += ["", wrap(f"also failing: {', '.join(others[:6])}{more}")]
+    lines += ["", wrap(f"known? record it: {command} --baseline baseline.yaml --update-baseline --allow-new")]
+    return "\n".join(lines)
+
+
+def _wrong(verdict) -> list[str]:
+    if verdict.match is None or verdict.match.problem:
+        if verdict.verdict == "error":
+            place = verdict.attempt.answer["error"]["traceback"].strip().split("\n")
+            where = next((line.strip() for line in reversed(place) if line.strip().startswith("File")), "")
+            return [wrap(f"raised {verdict.reason}"), *([wrap(where)] if where else [])]
+        output = f"{verdict.output}: " if verdict.output else ""
+        return [wrap(f"{output}{verdict.reason or verdict.match.problem}")]
+    element = wrong_element(verdict)
+    where = f"[{', '.join(map(str, element['index']))}]" if element["index"] else ""
+    share = f"{verdict.use:.3g}" if verdict.use != float("inf") else "not a finite number"
+    axes = {axis: value for axis, value in verdict.attempt.axes.items()}
+    asked = f" with {', '.join(f'{axis}={value}' for axis, value in axes.items())}" if axes else ""
+    return [
+        wrap(f"{element['output']}{where}{asked}"),
+        f"    got   {element['got']!r}",
+        f"    want  {element['want']!r}",
+        f"    error {share} × the tolerance",
+    ]
+
+
+def _named(report: OpReport) -> list[str]:
+    exact = [named for named in report.matches if named.exact]
+    if not report.matches:
+        return [wrap("matches no known deviation")] if not report.precision.startswith("computes") else []
+    if not exact:
+        nearest = report.matches[0]
+        return [wrap(f"matches no known deviation; the nearest is {nearest.id} ({nearest.distance:.3g} × the tolerance away)")]
+    lines = []
+    for named in exact[:3]:
+        entry = naming.describe(named.id)
+        seen = f"; seen in {', '.join(entry['links'][:2])}" if entry.get("links") else ""
+        lines.append(wrap(f"matches {paint(named.id, '1')}: {named.title}{seen}"))
+        lines.append(wrap(f"fix: {entry['fix']}"))
+    return lines
+
+
+def snippet(case, verdict=None) -> str:
+    """Python that shows the case's inputs and the right answer; runs as printed."""
+    spec = table()["ops"][case.op]
+    kinds = {"bool": ", dtype=torch.bool", "int": ", dtype=torch.int64"}
+    lines = ["import torch", f"from goldenppo.reference import {case.op}"]
+    for name, about in spec["inputs"].items():
+        lines.append(f"{name} = torch.tensor({_plain(case.inputs[name])}{kinds.get(about.get('kind'), ', dtype=torch.float64')})")
+    given = []
+    for name, value in case.params.items():
+        if value is not None:
+            shaped = "shape" in spec["params"][name]
+            kind = kinds.get(spec["params"][name].get("kind"), ", dtype=torch.float64")
+            given.append(f"{name}=torch.tensor({_plain(value)}{kind})" if shaped else f"{name}={value!r}")
+    when = verdict.match.entry.when if verdict is not None and verdict.match is not None else {}
+    chosen = {axis: values[0] for axis, values in when.items()} | (verdict.attempt.axes if verdict is not None else {})
+    given += [f"{axis}={value!r}" for axis, value in chosen.items()]
+    arguments = ", ".join([*spec["inputs"], *given])
+    lines.append(f"print({case.op}({arguments}))  # right; your function takes the same inputs")
+    return "\n".join(lines)
+
+
+def _plain(nested) -> str:
+    """A nested list as Python text, not-a-number and infinities included."""
+    text = json.dumps(nested).replace("true", "True").replace("false", "False").replace("-Infinity", "float('-inf')")
+    return text.replace("Infinity", "float('inf')").replace("NaN", "float('nan')") if "n" in text or "N" in text else text
+
+
+def verdict(check: Check) -> str:
+    """The last line."""
+    offered = [report for report in check.ops if report.verdict in ("conforms", "does-not-conform")]
+    wrong = [report.op for report in offered if report.verdict == "does-not-conform"]
+    if check.exit_code == 4:
+        return paint("no verdict: nothing was compared", "33")
+    if wrong:
+        return paint(f"{check.hello['name']} does not conform: {', '.join(wrong)}", "31")
+    return paint(f"{check.hello['name']} conforms at level {check.level}: {len(offered)} ops", "32")
+
+
+class Progress:
+    """A line that counts cases, on a terminal only."""
+
+    def __init__(self):
+        self.shown = sys.stderr.isatty()
+
+    def __call__(self, op: str, done: int, total: int) -> None:
+        if self.shown:
+            width = shutil.get_terminal_size().columns
+            end = "\r" if done < total else "\r" + " " * (width - 1) + "\r"
+            print(f"{op}: case {done} of {total}"[: width - 1].ljust(width - 1), end=end, file=sys.stderr, flush=True)
+
+
+
