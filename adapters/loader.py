@@ -38,8 +38,8 @@ def load(word: str):
         AdapterError: it exists and does not import.
     """
     names = built_in()
-    if word in names:
-        return _import(f"goldenppo.adapters.{names[word][0]}", word)
+    if word in names:  # a trainer of the same name may be missing: that is no unknown adapter
+        return _import(f"goldenppo.adapters.{names[word][0]}", f"the adapter {word}")
     if word.endswith(".py") or os.sep in word:
         return _load_file(Path(word))
     if "." in word or importlib.util.find_spec(word) is not None:
@@ -74,7 +74,7 @@ def _guard(action, word: str):
         where = f"{problem.filename or word}:{problem.lineno}"
         raise AdapterError(f"{word} is not valid Python: {problem.msg} ({where})") from None
     except ModuleNotFoundError as problem:
-        if problem.name and word.startswith(problem.name):
+        if problem.name == word or (problem.name and word.startswith(f"{problem.name}.")):
             raise UsageError(f"there is no module {word!r}: {problem}") from None
         raise AdapterError(f"{word} does not import: {problem}. Install it, or name an interpreter that has it: --python EXE") from None
     except KeyboardInterrupt:

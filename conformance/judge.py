@@ -299,3 +299,23 @@ def _notes(report: OpReport, found: list[Attempt]) -> list[str]:
     if offers and not report.gradients and not any(result["dead"] for result in results):
         notes.append("gradients not offered")
     return notes
+
+
+def retell(report: OpReport, variant: dict) -> None:
+    """Shows failures against the answer of a variant: that of the deviation which explains them.
+
+    Numbers that are wrong identify no variant, so a failure is first shown against the nearest answer of any.
+    """
+    for verdict in report.failed:
+        if verdict.match is None or verdict.match.problem or verdict.attempt is None:
+            continue
+        chosen = {**variant, **verdict.attempt.axes}
+        fitting = [
+            match
+            for matches_of_output in matches(verdict.attempt, {}).values()
+            for match in matches_of_output
+            if _allows(match.entry.when, chosen) and match.use > 1 and not match.problem
+        ]
+        if fitting:
+            verdict.match = fitting[0]
+            verdict.use = fitting[0].use

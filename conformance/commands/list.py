@@ -17,6 +17,9 @@ def main(args) -> int:
     if args.json:
         print(json.dumps(rows, indent=1))
         return 0
+    if not rows:
+        print(f"there are no {args.what}")
+        return 0
     from tabulate import tabulate
 
     widths = {"ops": [24, 52], "cases": [42, 8, 26], "adapters": [20, 56], "deviations": [38, 38], "variants": [18, 18, 38]}[args.what]

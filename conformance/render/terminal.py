@@ -1,7 +1,8 @@
 """What a check says on a terminal: one table over the ops, then one screen for each op that does not conform."""
 
-import json
 import os
+import pprint
+import re
 import shutil
 import sys
 import textwrap
@@ -128,7 +129,7 @@ def failure(report: OpReport, failed: list, check: Check, command: str) -> str:
     if others:
         more = f" and {len(others) - 6} more" if len(others) > 6 else ""
         lines += ["", wrap(f"also failing: {', '.join(others[:6])}{more}")]
-    lines += ["", wrap(f"known? record it: {command} --baseline baseline.yaml --update-baseline --allow-new")]
+    lines += ["", "  Known? Record it:", f"    {command} \\", "      --baseline baseline.yaml --update-baseline --allow-new"]
     return "\n".join(lines)
 
 
@@ -175,7 +176,10 @@ def snippet(case, verdict=None) -> str:
     kinds = {"bool": ", dtype=torch.bool", "int": ", dtype=torch.int64"}
     lines = ["import torch", f"from goldenppo.reference import {case.op}"]
     for name, about in spec["inputs"].items():
-        lines.append(f"{name} = torch.tensor({_plain(case.inputs[name])}{kinds.get(about.get('kind'), ', dtype=torch.float64')})")
+        numbers, kind = _plain(case.inputs[name]), kinds.get(about.get("kind"), ", dtype=torch.float64")
+        one_line = f"{name} = torch.tensor({numbers}{kind})"
+        fits = "\n" not in numbers and len(one_line) <= WIDTH - 4
+        lines.append(one_line if fits else f"{name} = torch.tensor(\n{textwrap.indent(numbers, '  ')}{kind})")
     given = []
     for name, value in case.params.items():
         if value is not None:
@@ -185,15 +189,15 @@ def snippet(case, verdict=None) -> str:
     when = verdict.match.entry.when if verdict is not None and verdict.match is not None else {}
     chosen = {axis: values[0] for axis, values in when.items()} | (verdict.attempt.axes if verdict is not None else {})
     given += [f"{axis}={value!r}" for axis, value in chosen.items()]
-    arguments = ", ".join([*spec["inputs"], *given])
-    lines.append(f"print({case.op}({arguments}))  # right; your function takes the same inputs")
-    return "\n".join(lines)
+    call = f"print({case.op}({', '.join([*spec['inputs'], *given])}))"
+    lines += textwrap.wrap(call, WIDTH - 4, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join([*lines, "# prints what is right; your function takes the same inputs"])
 
 
 def _plain(nested) -> str:
-    """A nested list as Python text, not-a-number and infinities included."""
-    text = json.dumps(nested).replace("true", "True").replace("false", "False").replace("-Infinity", "float('-inf')")
-    return text.replace("Infinity", "float('inf')").replace("NaN", "float('nan')") if "n" in text or "N" in text else text
+    """A nested list as Python text that fits the width, not-a-number and infinities included."""
+    text = pprint.pformat(nested, width=WIDTH - 8, compact=True)
+    return re.sub(r"-?\b(nan|inf)\b", lambda match: f"float('{match[0]}')", text)
 
 
 def verdict(check: Check) -> str:

@@ -1,0 +1,144 @@
+"""`goldenppo doctor`: the suite checked against itself.
+
+Every deviation must be caught by a case and named; correct implementations written differently must pass.
+"""
+
+from dataclasses import dataclass
+
+
+def add_parser(commands) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="check the suite itself",
+        description="Plants every known deviation and sees it caught and named; runs correct implementations written "
+        "differently and sees them pass. Exit 1 if one deviation goes uncaught or one correct implementation fails.",
+    )
+    parser.add_argument("--op", action="append", default=[], metavar="OP", help="only this op (may be repeated)")
+    parser.add_argument("--verbose", action="store_true", help="one row per deviation: the cases that catch it")
+    parser.set_defaults(main=main)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """How the suite fares against one deviation."""
+
+    op: str
+    id: str
+    level: str  # level at which it is expected to act
+    caught_by: tuple[str, ...]  # cases of that level or below, at float32 (float64 where it acts below float32's sight)
+    first: str  # the deviation named first
+    among: bool  # whether it is among those named
+
+    @property
+    def caught(self) -> bool:
+        return bool(self.caught_by)
+
+    @property
+    def named(self) -> bool:
+        return self.first == self.id
+
+
+def main(args) -> int:
+    from tabulate import tabulate
+
+    from goldenppo.adapters.interface import UsageError
+    from goldenppo.conformance.cases import table
+    from goldenppo.conformance.render.terminal import wrap
+
+    for op in args.op:
+        if op not in table()["ops"]:
+            raise UsageError(f"there is no op {op!r}; `goldenppo list ops` shows them")
+    ops = args.op or list(table()["ops"])
+    found = [diagnosis for op in ops for diagnosis in diagnose(op)]
+    rows = []
+    for op in ops:
+        mine = [diagnosis for diagnosis in found if diagnosis.op == op]
+        rows.append([op, len(mine), sum(d.caught for d in mine), sum(d.named for d in mine)])
+    caught, named = sum(d.caught for d in found), sum(d.named for d in found)
+    rows.append(["all", len(found), caught, named])
+    print(tabulate(rows, headers=["op", "deviations", "caught", "named first"]))
+    if args.verbose:
+        for d in found:
+            print(wrap(f"{d.id}: {', '.join(d.caught_by) or 'not caught'}"))
+    for d in found:
+        if not d.caught:
+            print(wrap(f"not caught: {d.id} (level {d.level})"))
+        elif not d.named:
+            print(wrap(f"not named first: {d.id}; named {d.first or 'nothing'}{', which gives the same numbers here' if d.among else ''}"))
+    wrong = correct(ops)
+    for line in wrong:
+        print(wrap(f"a correct implementation fails: {line}"))
+    print(f"caught {caught}/{len(found)}, named first {named}/{len(found)}, correct implementations failing: {len(wrong)}")
+    return 1 if caught < len(found) or named < 0.95 * len(found) or wrong else 0
+
+
+def diagnose(op: str) -> list[Diagnosis]:
+    """Plants every deviation of an op and runs a check on it."""
+    from goldenppo.conformance.cases import LEVELS, load, read_yaml
+    from goldenppo.conformance.judge import judge
+    from goldenppo.conformance.naming import name
+    from goldenppo.reference.deviations import deviations
+
+    catalogue = read_yaml("deviations.yaml")["deviations"]
+    cases = load(op)
+    found = []
+    for identifier, function in deviations(op).items():
+        level = catalogue[identifier]["level"]
+        mine = [case for case in cases if LEVELS.index(case.level) <= LEVELS.index(level)]
+        attempts = planted(op, function, mine)
+        report = judge(op, attempts, level)
+        named = name(report, attempts) if report.failed else []
+        caught = tuple(dict.fromkeys(v.case.id for v in report.failed if v.dtype == "float32" or level != "must"))
+        ids = [item.id for item in named if item.exact]
+        found.append(Diagnosis(op, identifier, level, caught, ids[0] if ids else "", identifier in ids))
+    return found
+
+
+def planted(op: str, function, cases: list) -> list:
+    """All attempts of a deviation posing as a trainer that has one fixed convention: the default of every axis."""
+    import types
+
+    from goldenppo.adapters.binding import axes_of
+    from goldenppo.adapters.session import Session
+    from goldenppo.conformance.cases import table
+    from goldenppo.conformance.run import attempts
+
+    spec = table()["ops"][op]
+    module = types.ModuleType("planted")
+    setattr(module, op, without_axes(function, axes_of(spec)))
+    session = Session(module, {"ops": {op: spec}, "axes": table()["axes"]})
+    offer = session.hello()["ops"][op]
+    return list(attempts(session, op, offer, cases, ("float64", "float32"), "cpu"))
+
+
+def without_axes(function, axes: list[str]):
+    """The function with its variant axes taken out of the signature, so that they stay at their defaults."""
+    import functools
+    import inspect
+
+    signature = inspect.signature(function)
+    kept = [parameter for name, parameter in signature.parameters.items() if name not in axes]
+
+    @functools.wraps(function)
+    def plain(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    plain.__module__ = "planted"
+    plain.__signature__ = signature.replace(parameters=kept)
+    return plain
+
+
+def correct(ops: list[str]) -> list[str]:
+    """Runs correct implementations written differently; every failure is a line."""
+    from goldenppo.conformance.correct import IMPLEMENTATIONS
+
+    lines = []
+    for label, op, function in IMPLEMENTATIONS:
+        if op in ops:
+            from goldenppo.conformance.cases import load
+            from goldenppo.conformance.judge import judge
+
+            report = judge(op, planted(op, function, [case for case in load(op) if case.level == "must"]), "must")
+            if report.verdict != "conforms":
+                lines.append(f"{op}, {label}: {report.failed[0].case.id if report.failed else report.verdict}")
+    return lines
