@@ -31,9 +31,7 @@ SOURCES = {
     "value_loss": f"{_trainer_class}.critic_loss_fn",
     "shaped_rewards": f"{_trainer_class}.compute_rewards",
     "gae": f"{_trainer_class}.get_advantages_and_returns",
-    "experience": [
-        f"{_trainer_class}.{name}" for name in ("train_rlhf", "compute_rewards", "get_advantages_and_returns")
-    ],
+    "experience": [f"{_trainer_class}.{name}" for name in ("train_rlhf", "compute_rewards", "get_advantages_and_returns")],
     "reward_model_token_loss": f"{_reward}.forward",
     "end_score": f"{_reward}.forward_value",
     "dpo_loss": "step2_dpo_finetuning_main:main",
@@ -57,9 +55,7 @@ def setup(source):
             "(--source DeepSpeedExamples)"
         )
     root = Path(source).resolve()
-    found = [
-        folder for folder in (root, root / "applications" / "DeepSpeed-Chat") if (folder / "dschat").is_dir()
-    ]
+    found = [folder for folder in (root, root / "applications" / "DeepSpeed-Chat") if (folder / "dschat").is_dir()]
     if not found:
         raise Unsupported(f"{source} holds no folder dschat; expected a checkout of DeepSpeedExamples")
     sys.path.insert(0, str(found[0]))
@@ -67,9 +63,7 @@ def setup(source):
         for module in (_ppo, "dschat.utils.model.reward_model"):
             importlib.import_module(module)
     except ImportError as problem:
-        raise Unsupported(
-            f"the trainer in {source} does not import ({problem}): pip install deepspeed"
-        ) from None
+        raise Unsupported(f"the trainer in {source} does not import ({problem}): pip install deepspeed") from None
     VERSION = _commit(found[0]) or VERSION
     _dpo_script(found[0] / "training" / "step2_dpo_finetuning" / "main.py")
 
@@ -99,9 +93,7 @@ def _trainer(**settings):
 
 def _no_gaps(mask):
     if bool((mask[:, 1:] > mask[:, :-1]).any()):
-        raise Unsupported(
-            "the mask is token != PAD: a gap in it would be a PAD inside the answer, which ends it"
-        )
+        raise Unsupported("the mask is token != PAD: a gap in it would be a PAD inside the answer, which ends it")
 
 
 def _row(response, fill=window.POISON):
@@ -188,9 +180,7 @@ def _reward_model(token_scores, pad_id):
 
 def reward_model_token_loss(chosen, rejected, chosen_tokens, rejected_tokens, *, pad_id):
     if bool((chosen_tokens[:, 0] != rejected_tokens[:, 0]).any()):
-        raise Unsupported(
-            "RewardModel.forward asserts that the answers of a pair share their first token, the prompt's"
-        )
+        raise Unsupported("RewardModel.forward asserts that the answers of a pair share their first token, the prompt's")
     tokens = torch.cat([chosen_tokens, rejected_tokens])
     return _reward_model(torch.cat([chosen, rejected]), pad_id).forward(tokens)["loss"]
 
@@ -200,9 +190,7 @@ def end_score(token_scores, attention_mask):
     prompt = max(2, int(attention_mask.argmax(1).max()))
     answer = attention_mask[:, prompt:]
     if bool((answer[:, 1:] > answer[:, :-1]).any()) or not bool(attention_mask[:, prompt - 1 :].any(1).all()):
-        raise Unsupported(
-            "forward_value takes the first PAD of the answer for its end: this mask cannot be expressed"
-        )
+        raise Unsupported("forward_value takes the first PAD of the answer for its end: this mask cannot be expressed")
     tokens = torch.where(attention_mask.bool(), TEXT, PAD)
     return _reward_model(token_scores, PAD).forward_value(tokens, prompt_length=prompt)["chosen_end_scores"]
 

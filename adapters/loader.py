@@ -18,9 +18,10 @@ def built_in() -> dict[str, tuple[str, str]]:
     for path in sorted(FOLDER.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in tree.body:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                if [getattr(target, "id", None) for target in node.targets] == ["NAME"]:
-                    found[node.value.value] = (path.stem, (ast.get_docstring(tree) or "").split("\n")[0])
+            if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)):
+                continue
+            if [getattr(target, "id", None) for target in node.targets] == ["NAME"]:
+                found[node.value.value] = (path.stem, (ast.get_docstring(tree) or "").split("\n")[0])
     return found
 
 
@@ -45,7 +46,7 @@ def load(word: str):
     if "." in word or importlib.util.find_spec(word) is not None:
         return _import(word, word)
     known = ", ".join(["reference", *names])
-    raise UsageError(f"there is no adapter {word!r}; give a built-in name ({known}), a Python file, a dotted module or \"cmd: …\"")
+    raise UsageError(f'there is no adapter {word!r}; give a built-in name ({known}), a Python file, a dotted module or "cmd: …"')
 
 
 def _load_file(path: Path):
@@ -76,7 +77,9 @@ def _guard(action, word: str):
     except ModuleNotFoundError as problem:
         if problem.name == word or (problem.name and word.startswith(f"{problem.name}.")):
             raise UsageError(f"there is no module {word!r}: {problem}") from None
-        raise AdapterError(f"{word} does not import: {problem}. Install it, or name an interpreter that has it: --python EXE") from None
+        raise AdapterError(
+            f"{word} does not import: {problem}. Install it, or name an interpreter that has it: --python EXE"
+        ) from None
     except KeyboardInterrupt:
         raise
     except BaseException as problem:  # a module may call sys.exit, or raise anything

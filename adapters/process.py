@@ -4,6 +4,7 @@ Offers the same `hello`, `call` and `close` as adapters/session.py, so the engin
 """
 
 import collections
+import contextlib
 import json
 import os
 import queue
@@ -79,10 +80,8 @@ class Process:
             self.process.wait(timeout=2)
         except (OSError, ValueError, subprocess.TimeoutExpired):
             pass
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
         self.process.wait()
 
     def _complete(self, result, request: dict) -> dict:
@@ -119,7 +118,9 @@ class Process:
             line = self.lines.get(timeout=limit)
         except queue.Empty:
             self.close()
-            raise AdapterError(f"{self.name} gave no answer within {limit:g} s and was stopped; --timeout SECONDS sets the limit") from None
+            raise AdapterError(
+                f"{self.name} gave no answer within {limit:g} s and was stopped; --timeout SECONDS sets the limit"
+            ) from None
         if line is None:
             self._died()
         try:

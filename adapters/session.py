@@ -102,7 +102,9 @@ class Session:
             about = spec["params"].get(name, {})
             if "shape" in about:
                 keywords[name] = library.make(numbers(value), self._dtype(name, about, dtype))
-        arrays = {name: library.make(numbers(given[name]), self._dtype(name, spec["inputs"][name], dtype)) for name in bound.inputs}
+        arrays = {
+            name: library.make(numbers(given[name]), self._dtype(name, spec["inputs"][name], dtype)) for name in bound.inputs
+        }
         tracked = [name for name in (*request["gradients"], *request["constants"]) if name in arrays]
         if self.arrays == "torch":
             for name in tracked:
@@ -138,7 +140,9 @@ class Session:
                 grad = arrays[name].grad
                 result["gradients"][name] = library.read(grad if grad is not None else arrays[name].detach() * 0)
         result["leaks"] = [
-            name for name in request["constants"] if name in arrays and arrays[name].grad is not None and bool(arrays[name].grad.any())
+            name
+            for name in request["constants"]
+            if name in arrays and arrays[name].grad is not None and bool(arrays[name].grad.any())
         ]
 
     def _dtype(self, name: str, about: dict, dtype: str) -> str:

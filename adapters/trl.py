@@ -166,14 +166,10 @@ def policy_loss(
     aggregation="token_mean",
 ):
     if aggregation not in AGGREGATIONS:
-        raise Unsupported(
-            f"GRPOTrainer reduces by {', '.join(AGGREGATIONS)}; the case asks for {aggregation}"
-        )
+        raise Unsupported(f"GRPOTrainer reduces by {', '.join(AGGREGATIONS)}; the case asks for {aggregation}")
     trainer, _ = _trainer("grpo_trainer", "GRPOTrainer", mask.device)
     if "dim" not in _grpo_names:
-        raise Unsupported(
-            f"GRPOTrainer of TRL {VERSION} takes one advantage for each response, not for each token"
-        )
+        raise Unsupported(f"GRPOTrainer of TRL {VERSION} takes one advantage for each response, not for each token")
     given = (logprobs, torch.zeros_like(logprobs).detach(), None)
     vars(trainer).update(
         {_logps: lambda *_, **__: given if "aux_loss" in _grpo_names else given[:2]},
@@ -220,9 +216,7 @@ def reward_model_loss(chosen, rejected, *, margin=None):
     # up to 0.23 two batches, later one of chosen and rejected rows
     first, last = rows.chunk(2)
     batch = {"input_ids": rows, "input_ids_chosen": first, "input_ids_rejected": last}
-    batch |= {
-        name.replace("input_ids", "attention_mask"): torch.ones_like(ids) for name, ids in batch.items()
-    }
+    batch |= {name.replace("input_ids", "attention_mask"): torch.ones_like(ids) for name, ids in batch.items()}
     return trainer.compute_loss(trainer.model, batch if margin is None else batch | {"margin": margin})
 
 
@@ -278,9 +272,7 @@ def _forward_output(chosen, rejected):
 def _dpo_in_one(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, label_smoothing):
     """_compute_loss of newer versions: each answer is one token, whose log-prob is the answer's."""
     if label_smoothing:
-        raise Unsupported(
-            f"TRL {VERSION} applies label_smoothing to other losses than sigmoid, where it ignores it"
-        )
+        raise Unsupported(f"TRL {VERSION} applies label_smoothing to other losses than sigmoid, where it ignores it")
     trainer, home = _trainer("dpo_trainer", "DPOTrainer", ref_chosen.device)
     logps = torch.cat([policy_chosen, policy_rejected]).unsqueeze(1)
     nothing = torch.zeros_like(logps).detach()

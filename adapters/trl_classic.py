@@ -94,9 +94,7 @@ def shaped_rewards(logprobs, ref_logprobs, scores, mask, *, kl_coef, estimator="
     trainer = _trainer(kl_penalty=_estimator(estimator))
     trainer.kl_ctl = SimpleNamespace(value=kl_coef)
     # 0.7.0 returns two tensors, later versions three; the rewards come first
-    rewards = trainer.compute_rewards(scores, _row(logprobs, -7.0), _row(ref_logprobs, -3.0), _row(mask, 0))[
-        0
-    ]
+    rewards = trainer.compute_rewards(scores, _row(logprobs, -7.0), _row(ref_logprobs, -3.0), _row(mask, 0))[0]
     return _response(rewards, mask.shape[1])
 
 
@@ -159,9 +157,7 @@ def entropy(logits, *, temperature):
 
 def _check_temperature(temperature):
     if temperature != 1:
-        raise Unsupported(
-            f"TRL {VERSION} takes log-probs and entropy of the raw logits, whatever the temperature"
-        )
+        raise Unsupported(f"TRL {VERSION} takes log-probs and entropy of the raw logits, whatever the temperature")
 
 
 def kl_controller(kl, *, init_coef, target, horizon, batch_size, controller="proportional"):
@@ -212,9 +208,7 @@ def _collate(rows):
     return _Inputs({name: pad([row[name] for row in rows], batch_first=True) for name in names})
 
 
-def experience(
-    logprobs, ref_logprobs, values, scores, mask, *, kl_coef, gamma, lam, score_clip=None, estimator="k1"
-):
+def experience(logprobs, ref_logprobs, values, scores, mask, *, kl_coef, gamma, lam, score_clip=None, estimator="k1"):
     trainer = _trainer(
         batch_size=len(mask),
         mini_batch_size=len(mask),
@@ -236,10 +230,7 @@ def experience(
     trainer.ref_model = _Model(_logits(ref_logprobs, width, vocabulary), _predictions(values, width))
     seen = _step(trainer, tokens, list(scores.unbind()), _holes(mask, lengths))
     missing = mask.shape[1] - width
-    return {
-        name: torch.nn.functional.pad(window.cut(full, PROMPT - 1, width), (0, missing))
-        for name, full in seen.items()
-    }
+    return {name: torch.nn.functional.pad(window.cut(full, PROMPT - 1, width), (0, missing)) for name, full in seen.items()}
 
 
 def _step(trainer, tokens, scores, response_masks) -> dict:
@@ -284,9 +275,7 @@ def _logits(logprobs, width, vocabulary):
 def _given_logprobs():
     """Takes log-probs for logits: the op begins with log-probs (token_logprobs runs the real log-softmax)."""
     real = ppo_trainer.logprobs_from_logits
-    ppo_trainer.logprobs_from_logits = lambda logits, labels: logits.gather(2, labels.unsqueeze(2)).squeeze(
-        -1
-    )
+    ppo_trainer.logprobs_from_logits = lambda logits, labels: logits.gather(2, labels.unsqueeze(2)).squeeze(-1)
     try:
         yield
     finally:

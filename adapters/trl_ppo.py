@@ -40,14 +40,11 @@ def _find_trainer() -> tuple[str, str]:
     """The module and the class that hold train(); they moved twice."""
     numbers = [int(part) for part in VERSION.split(".")[:2]]
     if numbers >= [1, 13]:
-        raise Unsupported(
-            f"TRL {VERSION} has no PPO; the last release with it is 1.12.0: pip install 'trl==1.12.0'"
-        )
+        raise Unsupported(f"TRL {VERSION} has no PPO; the last release with it is 1.12.0: pip install 'trl==1.12.0'")
     if numbers < [0, 12]:
         if not importlib.util.find_spec("trl.trainer.ppov2_trainer"):
             raise Unsupported(
-                f"TRL {VERSION} has PPO as methods only, which the adapter trl-classic checks; this one "
-                "knows 0.9.6 to 1.12.0"
+                f"TRL {VERSION} has PPO as methods only, which the adapter trl-classic checks; this one knows 0.9.6 to 1.12.0"
             )
         return "trl.trainer.ppov2_trainer", "PPOv2Trainer"
     moved = importlib.util.find_spec("trl.experimental") and importlib.util.find_spec("trl.experimental.ppo")
@@ -175,9 +172,7 @@ class _Accelerator:
 def _overwrite(frame, name, value):
     """Assigns a local variable of a running function."""
     if name not in frame.f_locals:
-        raise Unsupported(
-            f"train() of TRL {VERSION} has no local variable {name!r}; this adapter does not know its shape"
-        )
+        raise Unsupported(f"train() of TRL {VERSION} has no local variable {name!r}; this adapter does not know its shape")
     frame.f_locals[name] = value
     if sys.version_info < (3, 13):  # from 3.13 on f_locals writes through (PEP 667)
         pythonapi.PyFrame_LocalsToFast(py_object(frame), c_int(0))
@@ -197,9 +192,7 @@ def _swapped(**names):
 def _given_logprobs() -> dict:
     """Takes log-probs for logits: these ops begin with log-probs (token_logprobs runs the real ones)."""
     if hasattr(trainer_module, "selective_log_softmax"):
-        return {
-            "selective_log_softmax": lambda logits, index: logits.gather(-1, index.unsqueeze(-1)).squeeze(-1)
-        }
+        return {"selective_log_softmax": lambda logits, index: logits.gather(-1, index.unsqueeze(-1)).squeeze(-1)}
     return {"F": SimpleNamespace(**{**vars(trainer_module.F), "log_softmax": lambda logits, dim: logits})}
 
 
@@ -207,9 +200,7 @@ def _play(tape: Tape, last: str, swap: dict, **settings) -> dict:
     """Runs train() over one batch; returns its local variables at the end of the rollout or of the update."""
     trainer = object.__new__(getattr(trainer_module, CLASS))
     batch, width = tape.responses.shape
-    args = SimpleNamespace(
-        **(_SETTINGS | dict.fromkeys(_BATCH_SIZES, batch) | {"response_length": width} | settings)
-    )
+    args = SimpleNamespace(**(_SETTINGS | dict.fromkeys(_BATCH_SIZES, batch) | {"response_length": width} | settings))
     policy = _LanguageModel(tape, tape.policy)
     value = _ScoreModel(lambda: tape.new_values if tape.updating else tape.values)
     reference = _LanguageModel(tape, tape.reference)
@@ -233,17 +224,13 @@ def _play(tape: Tape, last: str, swap: dict, **settings) -> dict:
         is_deepspeed_enabled=False,
         train_dataset_len=batch,
     )
-    no_collection = SimpleNamespace(
-        collect=lambda: None
-    )  # a full collection costs more than the rest of train()
+    no_collection = SimpleNamespace(collect=lambda: None)  # a full collection costs more than the rest of train()
     with _swapped(gc=no_collection, **swap):
         try:
             trainer.train()
         except _Stop:
             return tape.seen
-    raise Unsupported(
-        f"train() of TRL {VERSION} ended without an accumulate block; this adapter does not know its shape"
-    )
+    raise Unsupported(f"train() of TRL {VERSION} ended without an accumulate block; this adapter does not know its shape")
 
 
 _BATCH_SIZES = (
@@ -265,8 +252,7 @@ _SETTINGS = {
     "eval_steps": None,
     "save_steps": None,
     "ds3_gather_for_generation": True,
-    "temperature": 1
-    - 1e-7,  # train() divides by temperature + 1e-7; here log-probs are given, so by exactly 1
+    "temperature": 1 - 1e-7,  # train() divides by temperature + 1e-7; here log-probs are given, so by exactly 1
     "stop_token_id": EOS,
     "missing_eos_penalty": None,
     "non_eos_penalty": False,
@@ -294,9 +280,7 @@ def _prompts(tape):
 def _lengths(mask):
     """Tokens of each row; train() ends a response before its first PAD, so a mask is a prefix of its row."""
     if bool((mask[:, 1:] & ~mask[:, :-1]).any()):
-        raise Unsupported(
-            "train() takes the first PAD for the end of a response: a mask with gaps cannot be expressed"
-        )
+        raise Unsupported("train() takes the first PAD for the end of a response: a mask with gaps cannot be expressed")
     return mask.sum(1)
 
 
@@ -333,9 +317,7 @@ def _at_last_tokens(scores, lengths, width):
 
 def _check_estimator(estimator):
     if estimator not in ESTIMATORS:
-        raise Unsupported(
-            f"TRL {VERSION} knows {', '.join(ESTIMATORS)} for the KL; the case asks for {estimator}"
-        )
+        raise Unsupported(f"TRL {VERSION} knows {', '.join(ESTIMATORS)} for the KL; the case asks for {estimator}")
 
 
 def _rollout(logprobs, ref_logprobs, values, scores, mask, ended=None, **settings) -> dict:
@@ -367,9 +349,7 @@ def experience(logprobs, ref_logprobs, values, scores, mask, *, kl_coef, gamma, 
     return {name: seen[name] for name in ("rewards", "advantages", "returns")}
 
 
-def shaped_rewards(
-    logprobs, ref_logprobs, scores, mask, *, kl_coef, eos_penalty=None, ended=None, estimator="k1"
-):
+def shaped_rewards(logprobs, ref_logprobs, scores, mask, *, kl_coef, eos_penalty=None, ended=None, estimator="k1"):
     settings = {"kl_coef": kl_coef, "kl_estimator": estimator}
     if eos_penalty is not None:
         settings["missing_eos_penalty"] = eos_penalty
@@ -389,14 +369,10 @@ def kl_penalty(logprobs, ref_logprobs, *, estimator="k1"):
 
 def gae(rewards, values, mask, *, gamma, lam):
     if not bool(mask.all()):
-        raise Unsupported(
-            "train() keeps one value after a response's last token: `experience` judges it on ragged rows"
-        )
+        raise Unsupported("train() keeps one value after a response's last token: `experience` judges it on ragged rows")
     # With log-probs of 0 and kl_coef 1 the shaped reward of a token is its reference log-prob, bit by bit.
     nothing, scores = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
-    seen = _rollout(
-        nothing, rewards, values, scores, mask, kl_coef=1.0, gamma=gamma, lam=lam, kl_estimator="k1"
-    )
+    seen = _rollout(nothing, rewards, values, scores, mask, kl_coef=1.0, gamma=gamma, lam=lam, kl_estimator="k1")
     return {name: seen[name] for name in ("advantages", "returns")}
 
 
@@ -422,13 +398,9 @@ def value_loss(values, old_values, returns, mask, *, clip):
     # The value mask of train() is one position longer than the response: a row of n values has n − 1 tokens.
     tokens, width = _lengths(mask) - 1, mask.shape[1]
     if int(tokens.min()) < 0:
-        raise Unsupported(
-            "train() trains the value of at least one position of each row; the case has an empty row"
-        )
+        raise Unsupported("train() trains the value of at least one position of each row; the case has an empty row")
     if int(tokens.sum()) == 0:
-        raise Unsupported(
-            "train() whitens advantages before the loss and refuses a batch without response tokens"
-        )
+        raise Unsupported("train() whitens advantages before the loss and refuses a batch without response tokens")
     # Returns beyond it are 0 in train(): the sum of an advantage and a value that are both 0 there.
     replace = {"returns": torch.where(mask, returns.detach(), 0)}
     responses = _responses(tokens, width, tokens < width)
@@ -454,9 +426,7 @@ def _forward(logits, responses, last_prompt_token, temperature) -> dict:
     full = window.embed(torch, logits, PROMPT - 1, 1)
     flat = window.embed(torch, nothing, PROMPT - 1, 1)
     never = logits.shape[-1]  # an id that no token has: nothing is padding
-    tape = Tape(
-        responses, logits, full, full, flat, flat, flat, last_prompt_token=last_prompt_token, pad=never
-    )
+    tape = Tape(responses, logits, full, full, flat, flat, flat, last_prompt_token=last_prompt_token, pad=never)
     return _play(tape, "update", {}, temperature=temperature, stop_token_id=None)
 
 
@@ -480,12 +450,8 @@ def end_score(token_scores, attention_mask):
     response = attention_mask[:, prompt:]
     ended_before = prompt > 0 and not bool(attention_mask[:, prompt - 1 :].any(1).all())
     if ended_before or bool((response[:, 1:] & ~response[:, :-1]).any()):
-        raise Unsupported(
-            "get_reward takes the first PAD of the response for its end: this mask cannot be expressed"
-        )
+        raise Unsupported("get_reward takes the first PAD of the response for its end: this mask cannot be expressed")
     tokens = torch.where(attention_mask, FILLER, PAD)
     hidden = SimpleNamespace(hidden_states=[token_scores.unsqueeze(-1)])
-    model = SimpleNamespace(
-        base_model_prefix="backbone", backbone=lambda **_: hidden, score=lambda states: states
-    )
+    model = SimpleNamespace(base_model_prefix="backbone", backbone=lambda **_: hidden, score=lambda states: states)
     return trainer_module.get_reward(model, tokens, PAD, prompt)[1]

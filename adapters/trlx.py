@@ -63,9 +63,7 @@ def setup(source):
             importlib.import_module(module)
     except ImportError as problem:
         raise Unsupported(f"trlX in {source} does not import: {problem}") from None
-    importlib.import_module("trlx.utils.logging").set_verbosity(
-        logging.WARNING
-    )  # no progress bar for each case
+    importlib.import_module("trlx.utils.logging").set_verbosity(logging.WARNING)  # no progress bar for each case
     VERSION = _commit(root) or VERSION
 
 
@@ -131,9 +129,7 @@ def gae(rewards, values, mask, *, gamma, lam, whitening="none"):
     _no_gaps(mask)
     lengths, width = mask.sum(1).tolist(), mask.shape[1]
     rows = [
-        SimpleNamespace(
-            query_tensor=m[:n], response_tensor=m[:n], logprobs=v[:n], values=v[:n], rewards=r[:n]
-        )
+        SimpleNamespace(query_tensor=m[:n], response_tensor=m[:n], logprobs=v[:n], values=v[:n], rewards=r[:n])
         for m, v, r, n in zip(mask, values, rewards, lengths, strict=True)
     ]
     # the batch as the trainer's loader makes it: rows end where they end, and are filled up with 0
@@ -172,9 +168,7 @@ def experience(logprobs, ref_logprobs, values, scores, mask, *, kl_coef, gamma, 
     _no_gaps(mask)
     lengths, width = mask.sum(1), mask.shape[1]
     if int(lengths.max()) < width:
-        raise Unsupported(
-            "make_experience cuts a batch at its longest response; in this case every row ends before T"
-        )
+        raise Unsupported("make_experience cuts a batch at its longest response; in this case every row ends before T")
     home = importlib.import_module(_trainer_home)
     trainer = object.__new__(home.AcceleratePPOTrainer)
     config = _config(gamma=gamma, lam=lam, cliprange_reward=score_clip)

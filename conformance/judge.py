@@ -142,13 +142,21 @@ def _match(output: str, got: dict, result: dict, entry: Entry, attempt: Attempt,
     parts = [(output, got, entry.block)]
     if entry.gradients and result["dead"]:
         return Match(entry, float("inf"), output, 0, "gradient dead: the result does not require grad although an input did")
-    parts += [(f"grad_{name}", result["gradients"][name], entry.gradients[name]) for name in result["gradients"] if name in entry.gradients]
+    parts += [
+        (f"grad_{name}", result["gradients"][name], entry.gradients[name])
+        for name in result["gradients"]
+        if name in entry.gradients
+    ]
     worst_match = None
     for part, numbers, block in parts:
         problem = _incomparable(numbers, block)
         share, index = (float("inf"), 0) if problem else worst(numbers["data"], block, law, numbers["dtype"])
         match = Match(entry, share, part, index, problem)
-        if worst_match is None or (match.use > 1) > (worst_match.use > 1) or (worst_match.use <= 1 and match.use > worst_match.use):
+        if (
+            worst_match is None
+            or (match.use > 1) > (worst_match.use > 1)
+            or (worst_match.use <= 1 and match.use > worst_match.use)
+        ):
             worst_match = match
     return worst_match
 

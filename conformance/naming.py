@@ -98,7 +98,9 @@ class Evaluator:
         from goldenppo.adapters.binding import axes_of
 
         axes = [axis for axis in axes_of(self.spec) if axis not in attempt.axes]
-        orders = [[*variant.get(axis, []), *(v for v in table()["axes"][axis] if v not in variant.get(axis, []))] for axis in axes]
+        orders = [
+            [*variant.get(axis, []), *(v for v in table()["axes"][axis] if v not in variant.get(axis, []))] for axis in axes
+        ]
         for values in itertools.product(*orders):
             yield dict(zip(axes, values, strict=True))
 
@@ -118,7 +120,8 @@ class Evaluator:
         if id(case) not in self.inputs:
             kinds = {"bool": torch.bool, "int": torch.int64}
             self.inputs[id(case)] = [
-                torch.tensor(case.inputs[name], dtype=kinds.get(about.get("kind"), torch.float64)) for name, about in self.spec["inputs"].items()
+                torch.tensor(case.inputs[name], dtype=kinds.get(about.get("kind"), torch.float64))
+                for name, about in self.spec["inputs"].items()
             ]
         made = [tensor.clone() for tensor in self.inputs[id(case)]]
         differentiated = [name for about in self.spec["outputs"].values() for name in about.get("gradients", [])]
@@ -161,7 +164,9 @@ class Evaluator:
             if entries:
                 furthest = max(furthest, _distance(got, answer[output], [entry.block for entry in entries], law))
         for name, got in result["gradients"].items():
-            blocks = [entry.gradients[name] for entries in attempt.case.answers.values() for entry in entries if name in entry.gradients]
+            blocks = [
+                entry.gradients[name] for entries in attempt.case.answers.values() for entry in entries if name in entry.gradients
+            ]
             if blocks and f"grad_{name}" in answer:
                 furthest = max(furthest, _distance(got, answer[f"grad_{name}"], blocks, law))
         return furthest
@@ -175,7 +180,9 @@ def _distance(got: dict, want: list[float], blocks: list, law) -> float:
     furthest = 0.0
     # One gauge for the whole block: a bug moves numbers between slots, so a slot's own gauge may be that of a plain zero.
     gauge = max(max(block.gauge, default=0.0) for block in blocks)
-    size = max((abs(number) for block in blocks for number in block.want if number is not None and math.isfinite(number)), default=0.0)
+    size = max(
+        (abs(number) for block in blocks for number in block.want if number is not None and math.isfinite(number)), default=0.0
+    )
     for index, (a, b) in enumerate(zip(got["data"], want, strict=True)):
         if all(block.want[index] is None for block in blocks):
             continue
@@ -192,5 +199,3 @@ def _distance(got: dict, want: list[float], blocks: list, law) -> float:
 def describe(identifier: str) -> dict:
     """The catalogue's entry of a deviation."""
     return read_yaml("deviations.yaml")["deviations"][identifier]
-
-

@@ -102,7 +102,12 @@ def judging_k() -> float:
 
 def environment(check: Check) -> dict:
     """Where the check ran; library versions only of what is loaded already."""
-    found = {"python": platform.python_version(), "platform": platform.platform(), "device": check.device, "dtypes": list(check.dtypes)}
+    found = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": check.device,
+        "dtypes": list(check.dtypes),
+    }
     for library in ("torch", "numpy", "jax"):
         if library in sys.modules:
             found[library] = str(getattr(sys.modules[library], "__version__", ""))
@@ -120,7 +125,8 @@ def _op(report: OpReport) -> dict:
         "op": report.op,
         "verdict": report.verdict,
         "variant": {axis: values[0] if len(values) == 1 else values for axis, values in report.variant.items()},
-        "matches": [named.id for named in report.matches if named.exact] + ([report.precision] if report.precision.startswith("computes") else []),
+        "matches": [named.id for named in report.matches if named.exact]
+        + ([report.precision] if report.precision.startswith("computes") else []),
         "gradients": report.gradients,
         "precision": report.precision or None,
         "counts": counts,
@@ -179,6 +185,6 @@ def position(index: int, shape: tuple[int, ...]) -> list[int]:
 
 def _json(number):
     """JSON has no infinities: they are strings, as in fixtures."""
-    if number is None or number == number and abs(number) != float("inf"):
+    if number is None or (number == number and abs(number) != float("inf")):
         return number
     return "nan" if number != number else "inf" if number > 0 else "-inf"

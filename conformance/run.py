@@ -78,11 +78,11 @@ def calls(case: Case, offer: dict) -> list[dict]:
         if key not in kept:
             kept[key] = chosen
             unseen -= set(chosen.items())
-    extra = []
+    extra: list[dict] = []
+    combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*choices)]
     for axis, value in sorted(unseen, key=str):
-        chosen = next(dict(zip(axes, values, strict=True)) for values in itertools.product(*choices) if values[axes.index(axis)] == value)
-        if not any(other.get(axis) == value for other in extra):
-            extra.append(chosen)
+        if not any(chosen[axis] == value for chosen in extra):
+            extra.append(next(chosen for chosen in combinations if chosen[axis] == value))
     return [*kept.values(), *extra]
 
 

@@ -69,5 +69,3 @@ def check_device(device: str) -> None:
     except (RuntimeError, AssertionError) as problem:
         reason = str(problem).split("\n")[0]
         raise UsageError(f"the device {device!r} cannot be used here: {reason}") from None
-
-

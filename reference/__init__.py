@@ -27,8 +27,8 @@ from goldenppo.reference.value_loss import ValueLoss, value_loss
 from goldenppo.reference.whiten import whiten
 
 __all__ = [
-    "Experience",
     "GAE",
+    "Experience",
     "PolicyLoss",
     "ValueLoss",
     "aggregate",

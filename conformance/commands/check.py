@@ -38,7 +38,9 @@ def add_parser(commands) -> None:
     )
     parser.add_argument("adapter", nargs="?", metavar="ADAPTER", help='built-in name, Python file, dotted module, or "cmd: …"')
     add_selection(parser)
-    parser.add_argument("--level", choices=("must", "should", "robust"), default="must", help="cases up to this level decide the exit code")
+    parser.add_argument(
+        "--level", choices=("must", "should", "robust"), default="must", help="cases up to this level decide the exit code"
+    )
     parser.add_argument("--fixtures", metavar="DIR", help="a folder of fixture files instead of the suite's own")
     parser.add_argument("--json", metavar="F", help="write the result as JSON")
     parser.set_defaults(main=main)
@@ -57,7 +59,9 @@ def add_selection(parser) -> None:
     parser.add_argument("--device", default="cpu", help="where the tensors live (default cpu)")
     parser.add_argument("--python", metavar="EXE", help="run the adapter in another environment's interpreter")
     parser.add_argument("--source", metavar="DIR", help="a trainer's checkout, for adapters that need one")
-    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds per answer of another process (default 60)")
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, metavar="S", help="seconds per answer of another process (default 60)"
+    )
 
 
 def open_selected(args):

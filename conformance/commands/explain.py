@@ -86,7 +86,9 @@ def deviation(name: str) -> str | None:
         if entry.get(key):
             lines += ["", wrap(f"{key}: {entry[key]}")]
     if entry.get("seen"):
-        lines += ["", "  seen in"] + [wrap(str(item if isinstance(item, str) else "; ".join(map(str, item.values()))), "    ") for item in entry["seen"]]
+        lines += ["", "  seen in"] + [
+            wrap(str(item if isinstance(item, str) else "; ".join(map(str, item.values()))), "    ") for item in entry["seen"]
+        ]
     lines += [f"    {link}" for link in entry.get("links", [])]
     cases = load(entry["op"])
     if cases:
@@ -149,7 +151,10 @@ def op(name: str) -> str | None:
     keywords = ", ".join([*spec["params"], *axes_of(spec)])
     lines = [f"{name}: {spec['title']}", wrap(f"{name}({', '.join(spec['inputs'])}{', *, ' + keywords if keywords else ''})")]
     lines += [wrap(f"axis {axis}: {', '.join(map(str, table()['axes'][axis]))}") for axis in axes_of(spec)]
-    lines += ["", *(wrap(f"{label} ({about['level']}): {about['sentence']}") for label, about in clauses().items() if about["op"] == name)]
+    lines += [
+        "",
+        *(wrap(f"{label} ({about['level']}): {about['sentence']}") for label, about in clauses().items() if about["op"] == name),
+    ]
     return "\n".join([*lines, "", wrap("cases: " + ", ".join(item.id for item in load(name)))])
 
 

@@ -22,7 +22,9 @@ def main(args) -> int:
         return 0
     from tabulate import tabulate
 
-    widths = {"ops": [24, 52], "cases": [42, 8, 26], "adapters": [20, 56], "deviations": [38, 38], "variants": [18, 18, 38]}[args.what]
+    widths = {"ops": [24, 52], "cases": [42, 8, 26], "adapters": [20, 56], "deviations": [38, 38], "variants": [18, 18, 38]}[
+        args.what
+    ]
     print(tabulate([list(row.values()) for row in rows], headers=list(rows[0]), maxcolwidths=widths, disable_numparse=True))
     return 0
 
@@ -36,7 +38,9 @@ def ops() -> list[dict]:
 def cases() -> list[dict]:
     from goldenppo.conformance.cases import load, table
 
-    return [{"case": case.id, "level": case.level, "clauses": ", ".join(case.clauses)} for op in table()["ops"] for case in load(op)]
+    return [
+        {"case": case.id, "level": case.level, "clauses": ", ".join(case.clauses)} for op in table()["ops"] for case in load(op)
+    ]
 
 
 def adapters() -> list[dict]:
@@ -57,5 +61,7 @@ def variants() -> list[dict]:
 
     axes = read_yaml("variants.yaml")["axes"]
     return [
-        {"axis": axis, "value": str(value), "meaning": entry["meaning"]} for axis, about in axes.items() for value, entry in about["values"].items()
+        {"axis": axis, "value": str(value), "meaning": entry["meaning"]}
+        for axis, about in axes.items()
+        for value, entry in about["values"].items()
     ]

@@ -26,24 +26,16 @@ def add_parser(commands) -> None:
         "and reward model. With --verify, checks a recording stage by stage and names the first that departs "
         "(exit 1).",
     )
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="where the tensors live (default cpu)"
-    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the tensors live (default cpu)")
     parser.add_argument(
         "--dtype",
         choices=("float64", "float32", "bfloat16"),
         help="what the models compute in (default float64; with --verify that of the recording)",
     )
     parser.add_argument("--steps", type=int, metavar="N", help="PPO steps (default 50, tiny 3)")
-    parser.add_argument(
-        "--seed", type=int, nargs="+", metavar="S", help="seed of every random number; several: several runs"
-    )
-    parser.add_argument(
-        "--size", choices=("default", "tiny"), help="tiny is the size of the committed recording"
-    )
-    parser.add_argument(
-        "--record", type=Path, metavar="DIR", help="write every tensor of every stage into a new folder"
-    )
+    parser.add_argument("--seed", type=int, nargs="+", metavar="S", help="seed of every random number; several: several runs")
+    parser.add_argument("--size", choices=("default", "tiny"), help="tiny is the size of the committed recording")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="write every tensor of every stage into a new folder")
     parser.add_argument(
         "--verify",
         nargs="?",
@@ -98,11 +90,7 @@ def _check_usage(args) -> None:
         raise UsageError("--seed takes integers from 0 to 2^63 - 1")
     if args.free_running and args.verify is None:
         raise UsageError("--free-running goes with --verify")
-    if (
-        args.verify is not None
-        and args.record is None
-        and (args.steps, args.seed, args.size, args.plot) != (None,) * 4
-    ):
+    if args.verify is not None and args.record is None and (args.steps, args.seed, args.size, args.plot) != (None,) * 4:
         raise UsageError("--steps, --seed, --size and --plot are for a new run; a recording has its own")
     if args.verify not in (None, Path()) and args.record is not None:
         raise UsageError("--record with --verify verifies the new recording; drop the folder after --verify")
@@ -175,9 +163,7 @@ def train(args, seed: int) -> tuple[list[dict], tuple[float, float]]:
             steps,
             seed,
             settings=settings,
-            write=(lambda name, tensors, params: record.save(folder, name, tensors, params))
-            if folder
-            else None,
+            write=(lambda name, tensors, params: record.save(folder, name, tensors, params)) if folder else None,
             on_models=save_models if folder else None,
             on_row=lambda row: bar.update(),
             on_stage=bar.set_description,
@@ -271,9 +257,7 @@ def stage_by_stage(args, folder: Path) -> int:
         leave=False,
         disable=not sys.stderr.isatty(),
     ):
-        row = rows.setdefault(
-            found.stage, {"checks": 0, "op": None, "normwise": None, "left": 0, "departs": False}
-        )
+        row = rows.setdefault(found.stage, {"checks": 0, "op": None, "normwise": None, "left": 0, "departs": False})
         row["checks"] += 1
         row["left"] += len(found.left_out)
         if found.law != "exact":
@@ -308,11 +292,7 @@ def stage_by_stage(args, folder: Path) -> int:
     print(f"\nThe first stage that departs: {first.stage}, {_place(first)}")
     for found in departing[:5]:
         whose = "the recorded tensor" if found.whose == "recording" else "what is computed here"
-        how = (
-            "is not equal"
-            if found.law == "exact"
-            else f"is {_use(found.use)} times the {found.law} tolerance away"
-        )
+        how = "is not equal" if found.law == "exact" else f"is {_use(found.use)} times the {found.law} tolerance away"
         print(f"  {_place(found)}: {found.stage}: {found.tensor}: {whose} {how}")
     if len(departing) > 5:
         print(f"  … and {len(departing) - 5} more tensors")
@@ -332,9 +312,7 @@ def free_running(args, folder: Path) -> int:
         ]
         for entry in found
     ]
-    _print_table(
-        "Left to itself: distance from the recording", ["file", "tokens", "largest", "weights"], rows
-    )
+    _print_table("Left to itself: distance from the recording", ["file", "tokens", "largest", "weights"], rows)
     first = next((entry for entry in found if entry.diverged), None)
     if first is None:
         print("\nThe run stays within the normwise law to its end.")
@@ -377,7 +355,6 @@ def _print_table(title: str, headers: list[str], rows: list[list]) -> None:
 
     print(title)
     align = [
-        "left" if any(isinstance(row[i], str) and row[i][:1].isalpha() for row in rows) else "right"
-        for i in range(len(headers))
+        "left" if any(isinstance(row[i], str) and row[i][:1].isalpha() for row in rows) else "right" for i in range(len(headers))
     ]
     print(tabulate(rows, headers=headers, colalign=align, disable_numparse=True))

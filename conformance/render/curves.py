@@ -69,9 +69,7 @@ def _panel(curves: dict[str, list[float]], label: str, left: float, top: float) 
     ]
     for index, curve in enumerate(curves.values()):
         points = " ".join(place(step, value) for step, value in enumerate(curve))
-        parts.append(
-            f'<polyline points="{points}" fill="none" stroke="{_colour(index)}" stroke-width="1.5"/>'
-        )
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{_colour(index)}" stroke-width="1.5"/>')
     return parts
 
 

@@ -28,7 +28,9 @@ def paint(text: str, code: str | None) -> str:
 
 def wrap(text: str, indent: str = "  ") -> str:
     """A paragraph within the width."""
-    return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    return textwrap.fill(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def show(check: Check, command: str, known: set[str] = frozenset()) -> str:
@@ -75,10 +77,27 @@ def matrix(check: Check) -> str:
         compared = [v for v in report.cases if v.verdict in ("pass", "coarse", "fail", "error")]
         passed = [v for v in compared if v.verdict in ("pass", "coarse")]
         uses = [v.use for v in passed if v.verdict == "pass"]
-        gradient = ("yes" if report.gradients else "no") if any("gradients" in about for about in table()["ops"][report.op]["outputs"].values()) else ""
+        gradient = (
+            ("yes" if report.gradients else "no")
+            if any("gradients" in about for about in table()["ops"][report.op]["outputs"].values())
+            else ""
+        )
         worst = f"{max(uses):.2f}" if uses else ""
-        name = "\n".join(textwrap.wrap(report.op, 16, break_on_hyphens=False)) if len(report.op) <= 16 else report.op.replace("model_", "model_\n")
-        rows.append([name, paint(_short(report), _COLOURS.get(report.verdict)), variant(report), f"{len(passed)}/{len(compared)}", worst, gradient])
+        name = (
+            "\n".join(textwrap.wrap(report.op, 16, break_on_hyphens=False))
+            if len(report.op) <= 16
+            else report.op.replace("model_", "model_\n")
+        )
+        rows.append(
+            [
+                name,
+                paint(_short(report), _COLOURS.get(report.verdict)),
+                variant(report),
+                f"{len(passed)}/{len(compared)}",
+                worst,
+                gradient,
+            ]
+        )
     text = tabulate(rows, headers=["op", "verdict", "variant", "cases", "worst", "grad"], disable_numparse=True) if rows else ""
     absent = [report.op for report in check.ops if report.verdict == "not-offered" and not report.cases]
     if absent:
@@ -122,7 +141,10 @@ def failure(report: OpReport, failed: list, check: Check, command: str) -> str:
             lines.append(wrap(f"{label}: {clause['sentence']}"))
     lines += ["", *_wrong(first)]
     if report.precision.startswith("computes"):
-        lines += ["", wrap(f"matches {report.precision}: right only by the law of that dtype; `goldenppo explain {report.precision}`")]
+        lines += [
+            "",
+            wrap(f"matches {report.precision}: right only by the law of that dtype; `goldenppo explain {report.precision}`"),
+        ]
     lines += ["", *_named(report)]
     lines += ["", "  Reproduce:", textwrap.indent(snippet(case, first), "    ")]
     others = sorted({f"{v.case.id} ({v.dtype})" for v in failed[1:]})
@@ -222,6 +244,3 @@ class Progress:
             width = shutil.get_terminal_size().columns
             end = "\r" if done < total else "\r" + " " * (width - 1) + "\r"
             print(f"{op}: case {done} of {total}"[: width - 1].ljust(width - 1), end=end, file=sys.stderr, flush=True)
-
-
-

@@ -115,9 +115,7 @@ def dpo_gradient_dead(policy_chosen, policy_rejected, ref_chosen, ref_rejected, 
 
 
 @deviation_of(dpo_loss)
-def dpo_reference_not_detached(
-    policy_chosen, policy_rejected, ref_chosen, ref_rejected, *, beta, label_smoothing
-):
+def dpo_reference_not_detached(policy_chosen, policy_rejected, ref_chosen, ref_rejected, *, beta, label_smoothing):
     """Let the gradient reach the reference log-probabilities as well."""
     x = beta * _preference(policy_chosen, policy_rejected, ref_chosen, ref_rejected)
     softplus = torch.nn.functional.softplus

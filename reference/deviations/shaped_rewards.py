@@ -195,9 +195,7 @@ def sr_kl_averaged(logprobs, ref_logprobs, scores, mask, **params):
     """Subtract the mean KL of a response where the sum belongs."""
     if params["level"] != "sequence":
         return shaped_rewards(logprobs, ref_logprobs, scores, mask, **params)
-    penalty = _penalty((logprobs, ref_logprobs, scores, mask), params) / mask.sum(1, keepdim=True).clamp(
-        min=1
-    )
+    penalty = _penalty((logprobs, ref_logprobs, scores, mask), params) / mask.sum(1, keepdim=True).clamp(min=1)
     return penalty + shaped_rewards(logprobs, ref_logprobs, scores, mask, **{**params, "kl_coef": 0.0})
 
 

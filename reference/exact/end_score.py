@@ -18,6 +18,4 @@ def end_score(token_scores: Grid, attention_mask: Mask) -> Answer:
         {"scores": Numbers [B]}, None for a row that attends to nothing.
     """
     ends = [max((t for t, m in enumerate(row) if m), default=None) for row in attention_mask]
-    return {
-        "scores": [None if t is None else lift(row[t]) for row, t in zip(token_scores, ends, strict=True)]
-    }
+    return {"scores": [None if t is None else lift(row[t]) for row, t in zip(token_scores, ends, strict=True)]}

@@ -34,9 +34,7 @@ def entropy(logits: Sequence[Grid], *, temperature: Real) -> Answer:
         {"entropy": Numbers [B, T]}.
     """
     temperature = parameter(temperature)
-    return {
-        "entropy": [[_entropy([lift(v) / temperature for v in logit]) for logit in row] for row in logits]
-    }
+    return {"entropy": [[_entropy([lift(v) / temperature for v in logit]) for logit in row] for row in logits]}
 
 
 def _entropy(z: Sequence[Number]) -> Number:

@@ -9,9 +9,7 @@ from goldenppo.reference.exact.number import Answer, Grid, Number, Real, clip, e
 __all__ = ["estimate", "kl_penalty"]
 
 
-def kl_penalty(
-    logprobs: Grid, ref_logprobs: Grid, *, estimator: str = "k1", clamp: str | int = "none"
-) -> Answer:
+def kl_penalty(logprobs: Grid, ref_logprobs: Grid, *, estimator: str = "k1", clamp: str | int = "none") -> Answer:
     """Return the estimate at every position, clamped to ±clamp unless none.
 
     Args:

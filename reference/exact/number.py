@@ -90,9 +90,7 @@ class Number:
 
     __slots__ = ("exempt", "gauge", "high", "low", "size", "value")
 
-    def __init__(
-        self, value: Any, gauge: float = 0.0, low: float = math.inf, high: float = 0.0, exempt: bool = False
-    ) -> None:
+    def __init__(self, value: Any, gauge: float = 0.0, low: float = math.inf, high: float = 0.0, exempt: bool = False) -> None:
         self.value = value
         self.gauge = gauge
         self.low = low
@@ -148,9 +146,7 @@ class Number:
         if _is_one(other):
             return self
         if other.value == 0:
-            raise ValueError(
-                f"{self!r} is divided by 0, which has no finite answer; choose inputs that avoid it."
-            )
+            raise ValueError(f"{self!r} is divided by 0, which has no finite answer; choose inputs that avoid it.")
         a, b = _alike(self.value, other.value)
         result = Number(a / b, 0.0, *_range((self, other)), self.exempt and other.exempt)
         result.gauge = self.gauge / other.size + _times(result.size, other.gauge / other.size) + result.size
@@ -353,9 +349,7 @@ def sqrt(x: Number) -> Number:
     if x.value is None:
         return NAN
     if x.value < 0 or (x.value == 0 and x.gauge > 0):
-        raise ValueError(
-            f"The square root of {x!r} has no error bound; it takes a positive number or an exact 0."
-        )
+        raise ValueError(f"The square root of {x!r} has no error bound; it takes a positive number or an exact 0.")
     if x.value == 0:
         return x
     result = Number(mp.sqrt(_mpf(x.value)), 0.0, *_range((x,)), x.exempt)
@@ -417,10 +411,7 @@ def log_softmax(items: Sequence[Number], index: int) -> Number:
     y = _mpf(items[index].value)
     rest = [mp.exp(_mpf(item.value) - y) for i, item in enumerate(items) if i != index]
     result = Number(-mp.log1p(mp.fsum(rest)), 0.0, *shift.range, shift.exempt)  # keeps its digits near 0
-    moved = [
-        abs((i == index) - p) * item.gauge
-        for i, (p, item) in enumerate(zip(shift.shares, items, strict=True))
-    ]
+    moved = [abs((i == index) - p) * item.gauge for i, (p, item) in enumerate(zip(shift.shares, items, strict=True))]
     last = max(_size(shift.log_sum + shift.top), _size(y - shift.top))
     result.gauge = math.fsum(moved) + shift.gauge + last + result.size
     return result
@@ -449,9 +440,7 @@ def _shifted(items: Sequence[Number]) -> _Shift:
     shift.log_sum = mp.log(whole)
     shift.shares = [_size(part / whole) for part in parts]
     shifts = [_size(value) for value in moved]
-    shift.gauge = (
-        math.fsum(p * d for p, d in zip(shift.shares, shifts, strict=True)) + 2 + _size(shift.log_sum)
-    )
+    shift.gauge = math.fsum(p * d for p, d in zip(shift.shares, shifts, strict=True)) + 2 + _size(shift.log_sum)
     low, high = _range(items)
     # a confident token's e^(x − m) beside 1 is below the noise, and so is log S beside the gauge of its 1
     seen = [d for d in shifts if d] + [_size(part) for part in parts if part > NOISE * whole] + [_size(whole)]
@@ -465,9 +454,7 @@ def _shifted(items: Sequence[Number]) -> _Shift:
 
 def _exact(x: float | Fraction) -> Fraction:
     if isinstance(x, float) and not math.isfinite(x):
-        raise ValueError(
-            f"The exact oracle was given {x}; it takes finite numbers only, so mask that position."
-        )
+        raise ValueError(f"The exact oracle was given {x}; it takes finite numbers only, so mask that position.")
     return Fraction(x)
 
 

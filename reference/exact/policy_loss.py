@@ -103,17 +103,11 @@ def approximate_kl(d: Number, kind: str) -> Number:
     raise ValueError(f"approx_kl is {kind!r}; expected k1, minus_k1, k2 or k3.")
 
 
-def _tokens(
-    inputs: Sequence[Grid], mask: Mask, log_ratio_clamp: str | int
-) -> list[list[tuple[Number, Number, Number]]]:
+def _tokens(inputs: Sequence[Grid], mask: Mask, log_ratio_clamp: str | int) -> list[list[tuple[Number, Number, Number]]]:
     """Return per row the (unclamped d, clamped d, A) of the tokens that count."""
     rows = zip(*inputs, mask, strict=True)
     return [
-        [
-            (lift(new) - lift(old), log_ratio(new, old, log_ratio_clamp), lift(A))
-            for new, old, A, m in zip(*row, strict=True)
-            if m
-        ]
+        [(lift(new) - lift(old), log_ratio(new, old, log_ratio_clamp), lift(A)) for new, old, A, m in zip(*row, strict=True) if m]
         for row in rows
     ]
 
@@ -137,9 +131,7 @@ def _clipped(A: Number, r: Number, bounds: Bounds, kind: str) -> Number:
     return ONE if larger else ZERO
 
 
-def _slopes(
-    raw: Number, d: Number, A: Number, bounds: Bounds, log_ratio_clamp: str | int
-) -> tuple[Number, Number, Number]:
+def _slopes(raw: Number, d: Number, A: Number, bounds: Bounds, log_ratio_clamp: str | int) -> tuple[Number, Number, Number]:
     """Return ∂term/∂ℓ of one token, and the smallest and largest of its one-sided values."""
     low, high, dual = bounds
     r = exp(d)

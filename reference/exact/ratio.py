@@ -20,11 +20,7 @@ def ratio(logprobs: Grid, old_logprobs: Grid, mask: Mask, *, log_ratio_clamp: st
     rows = zip(logprobs, old_logprobs, mask, strict=True)
     return {
         "ratio": [
-            [
-                exp(log_ratio(new, old, log_ratio_clamp)) if m else None
-                for new, old, m in zip(*row, strict=True)
-            ]
-            for row in rows
+            [exp(log_ratio(new, old, log_ratio_clamp)) if m else None for new, old, m in zip(*row, strict=True)] for row in rows
         ]
     }
 
@@ -32,8 +28,4 @@ def ratio(logprobs: Grid, old_logprobs: Grid, mask: Mask, *, log_ratio_clamp: st
 def log_ratio(new: Real, old: Real, log_ratio_clamp: str | int = "none") -> Number:
     """Return d = ℓ − ℓ_old of one token, clamped to ±log_ratio_clamp unless none."""
     difference = lift(new) - lift(old)
-    return (
-        difference
-        if log_ratio_clamp == "none"
-        else clip(difference, -int(log_ratio_clamp), int(log_ratio_clamp))
-    )
+    return difference if log_ratio_clamp == "none" else clip(difference, -int(log_ratio_clamp), int(log_ratio_clamp))

@@ -38,9 +38,7 @@ def reward_model_token_loss(
         positions = compared_positions(tokens_c, tokens_r, pad_id)
         x = {t: lift(r[t]) - lift(c[t]) for t in positions}
         means.append(total([softplus(value) for value in x.values()]) / len(x))
-        slopes.append(
-            [sigmoid(x[t]) * (1 / literal(len(x)) / count) if t in x else ZERO for t in range(len(c))]
-        )
+        slopes.append([sigmoid(x[t]) * (1 / literal(len(x)) / count) if t in x else ZERO for t in range(len(c))])
     return {
         "loss": total(means) / count,
         "grad_chosen": [[-slope for slope in row] for row in slopes],
@@ -48,15 +46,11 @@ def reward_model_token_loss(
     }
 
 
-def compared_positions(
-    chosen_tokens: Sequence[int], rejected_tokens: Sequence[int], pad_id: int
-) -> list[int]:
+def compared_positions(chosen_tokens: Sequence[int], rejected_tokens: Sequence[int], pad_id: int) -> list[int]:
     """Return a pair's positions: first differing token to the longer answer's end; the last one if none."""
     length = len(chosen_tokens)
     differing = [t for t in range(length) if chosen_tokens[t] != rejected_tokens[t]]
     if not differing:
         return [length - 1]
-    ends = [
-        row.index(pad_id) if pad_id in row else length for row in (list(chosen_tokens), list(rejected_tokens))
-    ]
+    ends = [row.index(pad_id) if pad_id in row else length for row in (list(chosen_tokens), list(rejected_tokens))]
     return list(range(differing[0], max(ends)))

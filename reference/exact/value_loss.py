@@ -123,9 +123,7 @@ def _clipped(V: Number, old: Number, R: Number, c: Number | None) -> Number:
     return ONE if larger else ZERO
 
 
-def _slopes(
-    V: Number, old: Number, R: Number, c: Number | None, form: str, scale: Fraction
-) -> tuple[Number, Number, Number]:
+def _slopes(V: Number, old: Number, R: Number, c: Number | None, form: str, scale: Fraction) -> tuple[Number, Number, Number]:
     """Return scale·(V − R) of one token, 0 where it is cut off, and the extremes of its one-sided values."""
     error = V - R
     if c is None:

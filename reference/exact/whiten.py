@@ -21,9 +21,7 @@ from goldenppo.reference.exact.number import (
 __all__ = ["whiten", "whitened"]
 
 
-def whiten(
-    x: Grid, mask: Mask, *, variance: str = "unbiased", epsilon: str = "var+1e-8", mean: str = "removed"
-) -> Answer:
+def whiten(x: Grid, mask: Mask, *, variance: str = "unbiased", epsilon: str = "var+1e-8", mean: str = "removed") -> Answer:
     """Return x over the tokens that count with mean 0 and variance 1.
 
     With n tokens, μ = Σ x/n and v = Σ (x−μ)²/(n−1) or, biased, /n: (x−μ)·f(v), plus μ if the mean is kept.

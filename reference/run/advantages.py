@@ -11,9 +11,7 @@ __all__ = ["advantages"]
 
 
 @torch.no_grad()
-def advantages(
-    rewards: Tensor, old_values: Tensor, mask: Tensor, *, gamma: float, lam: float
-) -> dict[str, Tensor]:
+def advantages(rewards: Tensor, old_values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> dict[str, Tensor]:
     """Return advantages, whitened over the whole batch, and returns.
 
     Args:

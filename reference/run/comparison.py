@@ -152,9 +152,7 @@ def listed(tensors: Tensors) -> dict[str, Any]:
 
 def under(tensors: Tensors, prefix: str) -> Tensors:
     """Return the tensors whose names start with the prefix and a slash, without it."""
-    return {
-        name.removeprefix(f"{prefix}/"): t for name, t in tensors.items() if name.startswith(f"{prefix}/")
-    }
+    return {name.removeprefix(f"{prefix}/"): t for name, t in tensors.items() if name.startswith(f"{prefix}/")}
 
 
 def check_logprobs(
@@ -189,9 +187,7 @@ def check_optimizer(
 ) -> Iterator[Check]:
     """Check one model's optimizer step, fed with the recorded gradient, weights and state."""
     state = update.Adam(steps_taken, stored(before["adam_m"], setup), stored(before["adam_v"], setup))
-    weights, state, norm = update.optimizer(
-        stored(before["weights"], setup), stored(gradient, setup), state, **rates
-    )
+    weights, state, norm = update.optimizer(stored(before["weights"], setup), stored(gradient, setup), state, **rates)
     yield from near_by(setup.stored, step, stage, {norm_name: norm}, after, [norm_name], prefix)
     for kind, got in (("adam_m", state.m), ("adam_v", state.v), ("weights", weights)):
         want = under(after, kind + suffix)

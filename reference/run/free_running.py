@@ -35,9 +35,7 @@ class Divergence(NamedTuple):
     diverged: bool
 
 
-def free_run(
-    folder: Path, device: str = "cpu", dtype: str | None = None, *, tf32: bool = False
-) -> list[Divergence]:
+def free_run(folder: Path, device: str = "cpu", dtype: str | None = None, *, tf32: bool = False) -> list[Divergence]:
     """Repeat the run from its seed, feeding every stage its own results, and follow the distance.
 
     Returns:
@@ -46,25 +44,17 @@ def free_run(
     """
     manifest, found = load(folder), []
     chosen = dtype or manifest["dtype"]
-    granted = K_GRADIENT * max(
-        roundoff(chosen, tf32), roundoff(manifest["dtype"], manifest["determinism"]["tf32"])
-    )
+    granted = K_GRADIENT * max(roundoff(chosen, tf32), roundoff(manifest["dtype"], manifest["determinism"]["tf32"]))
 
     def compare(name: str, got: dict[str, Tensor], params: dict[str, Any]) -> None:
         want = read(folder, name)
         if sorted(want) != sorted(got):
-            raise DamagedRecording(
-                f"{name}.safetensors has other tensors than this version writes; record again"
-            )
+            raise DamagedRecording(f"{name}.safetensors has other tensors than this version writes; record again")
         off = {key: normwise(got[key], want[key], 1.0) for key in want if want[key].is_floating_point()}
-        tokens = sum(
-            int((got[key].cpu() != want[key]).sum()) for key in want if key == "sequences" and "noise" in want
-        )
+        tokens = sum(int((got[key].cpu() != want[key]).sum()) for key in want if key == "sequences" and "noise" in want)
         tensor = max(off, key=lambda key: off[key])
         weights = max((off[key] for key in off if key.startswith("weights/")), default=math.nan)
-        found.append(
-            Divergence(name, tokens, tensor, off[tensor], weights, tokens > 0 or off[tensor] > granted)
-        )
+        found.append(Divergence(name, tokens, tensor, off[tensor], weights, tokens > 0 or off[tensor] > granted))
 
     pipeline.run(
         device,

@@ -64,9 +64,7 @@ def tolerance_use(got: Tensor, want: Any, dtype: str, skip: frozenset[int] = fro
             continue
         expected = exact.to_float(number)
         off = abs(value - expected)
-        uses.append(
-            off / (K * (u * number.gauge + s) + u * abs(expected)) if math.isfinite(off) else math.inf
-        )
+        uses.append(off / (K * (u * number.gauge + s) + u * abs(expected)) if math.isfinite(off) else math.inf)
     return max(uses)
 
 

@@ -43,11 +43,7 @@ class LiveBytes(TorchDispatchMode):
         self._alive: dict[int, weakref.ref] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {
-            id(leaf.untyped_storage())
-            for leaf in tree_leaves((args, kwargs))
-            if isinstance(leaf, torch.Tensor)
-        }
+        given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             # a view shares the storage of what was given

@@ -109,9 +109,7 @@ def hidden_states(weights: Weights, shape: Shape, tokens: Tensor, attention_mask
     x = weights["transformer.wte.weight"][tokens] + weights["transformer.wpe.weight"][position]
     for layer in range(shape["n_layer"]):
         prefix = f"transformer.h.{layer}"
-        x = x + attention(
-            weights, f"{prefix}.attn", layer_norm(weights, f"{prefix}.ln_1", x), visible, shape["n_head"]
-        )
+        x = x + attention(weights, f"{prefix}.attn", layer_norm(weights, f"{prefix}.ln_1", x), visible, shape["n_head"])
         x = x + feed_forward(weights, f"{prefix}.mlp", layer_norm(weights, f"{prefix}.ln_2", x))
     return layer_norm(weights, "transformer.ln_f", x)
 
@@ -138,9 +136,7 @@ def attention(weights: Weights, name: str, x: Tensor, visible: Tensor, heads: in
 
 def feed_forward(weights: Weights, name: str, x: Tensor) -> Tensor:
     """Return c_proj(gelu(c_fc(x))) with the tanh form of gelu, GPT-2's."""
-    return linear(
-        weights, f"{name}.c_proj", functional.gelu(linear(weights, f"{name}.c_fc", x), approximate="tanh")
-    )
+    return linear(weights, f"{name}.c_proj", functional.gelu(linear(weights, f"{name}.c_fc", x), approximate="tanh"))
 
 
 def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
@@ -159,9 +155,7 @@ def computed_in(weights: Weights, dtype: torch.dtype) -> Weights:
     return {name: weight.to(dtype) for name, weight in weights.items()}
 
 
-def token_logits(
-    weights: Weights, shape: Shape, tokens: Tensor, attention_mask: Tensor, dtype: torch.dtype
-) -> Tensor:
+def token_logits(weights: Weights, shape: Shape, tokens: Tensor, attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the logits of the next token at every position; the output matrix is the embedding.
 
     Returns:
@@ -171,9 +165,7 @@ def token_logits(
     return hidden_states(weights, shape, tokens, attention_mask) @ weights["transformer.wte.weight"].T
 
 
-def token_scores(
-    weights: Weights, shape: Shape, tokens: Tensor, attention_mask: Tensor, dtype: torch.dtype
-) -> Tensor:
+def token_scores(weights: Weights, shape: Shape, tokens: Tensor, attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the scalar head's output at every position, widened to float32 if it was computed in 16 bits.
 
     Returns:

@@ -63,8 +63,7 @@ def compare(
     settings, batch = load(folder)["settings"], read(folder, "step-000-update-0")
     stored = stored_dtype(dtype)
     models: dict[str, Weights] = {
-        name: moved_to(load_checkpoint(folder / "models" / name)[0], device, stored)
-        for name in ("actor", "critic")
+        name: moved_to(load_checkpoint(folder / "models" / name)[0], device, stored) for name in ("actor", "critic")
     }
     batch = moved_to({name: t for name, t in batch.items() if "/" not in name and t.dim()}, device, stored)
     how = {
@@ -76,27 +75,18 @@ def compare(
     mine = {name: t.split(shares(len(t), processes))[rank] for name, t in batch.items()}
     together, figures = update.gradient(models, shape, mine, group=group, **how)
     alone, expected = update.gradient(models, shape, batch, **how)
-    pairs: dict[str, tuple[Tensor, Tensor]] = {
-        name: (figures[name], expected[name]) for name in ("value_loss", "mean_entropy")
-    }
+    pairs: dict[str, tuple[Tensor, Tensor]] = {name: (figures[name], expected[name]) for name in ("value_loss", "mean_entropy")}
     for name in alone:
         pairs |= {f"{name}/{key}": (together[name][key], want) for key, want in alone[name].items()}
     tokens = int(mine["mask"].sum())
-    return [
-        (name, tokens, normwise(got, want, K_GRADIENT * ROUNDOFF[dtype]))
-        for name, (got, want) in pairs.items()
-    ]
+    return [(name, tokens, normwise(got, want, K_GRADIENT * ROUNDOFF[dtype])) for name, (got, want) in pairs.items()]
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run as one process of a torchrun launch and say whether the gradient agrees."""
-    parser = argparse.ArgumentParser(
-        prog="torchrun --nproc-per-node 2 -m goldenppo.reference.run.parallel", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="torchrun --nproc-per-node 2 -m goldenppo.reference.run.parallel", description=__doc__)
     parser.add_argument("recording", type=Path, help="folder that `goldenppo run --record` made")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="cpu uses gloo, cuda uses nccl"
-    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu uses gloo, cuda uses nccl")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="float64")
     args = parser.parse_args(argv)
     torch.distributed.init_process_group("nccl" if args.device == "cuda" else "gloo")

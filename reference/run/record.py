@@ -59,19 +59,13 @@ def check_target(target: Path) -> None:
     """
     parent = target.absolute().parent
     if target.exists() or target.is_symlink():
-        raise ValueError(
-            f"cannot record to {str(target)!r}: it exists; name a folder that does not, or remove it"
-        )
+        raise ValueError(f"cannot record to {str(target)!r}: it exists; name a folder that does not, or remove it")
     if not parent.is_dir():
-        raise ValueError(
-            f"cannot record to {str(target)!r}: there is no folder {str(target.parent)!r}; make it first"
-        )
+        raise ValueError(f"cannot record to {str(target)!r}: there is no folder {str(target.parent)!r}; make it first")
     try:
         tempfile.TemporaryFile(dir=parent).close()
     except OSError as problem:
-        raise ValueError(
-            f"cannot record to {str(target)!r}: {problem.strerror}; name another place"
-        ) from None
+        raise ValueError(f"cannot record to {str(target)!r}: {problem.strerror}; name another place") from None
 
 
 @contextmanager
@@ -108,11 +102,7 @@ def seal(folder: Path, target: Path, manifest: dict[str, Any]) -> None:
     Raises:
         ValueError: somebody made the target meanwhile.
     """
-    files = {
-        str(path.relative_to(folder).as_posix()): digest(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    files = {str(path.relative_to(folder).as_posix()): digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
     text = json.dumps({"schema": SCHEMA, **manifest, "files": files}, indent=1)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
     umask = os.umask(0)
@@ -121,9 +111,7 @@ def seal(folder: Path, target: Path, manifest: dict[str, Any]) -> None:
     try:
         folder.rename(target)
     except OSError as problem:
-        raise ValueError(
-            f"cannot record to {str(target)!r}: {problem.strerror}; name another place"
-        ) from None
+        raise ValueError(f"cannot record to {str(target)!r}: {problem.strerror}; name another place") from None
 
 
 def load(folder: Path) -> dict[str, Any]:
@@ -135,26 +123,16 @@ def load(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     if not path.is_file():
-        raise FileNotFoundError(
-            f"{str(folder)!r} is no recording: it has no {MANIFEST}; `goldenppo run --record DIR` makes one"
-        )
+        raise FileNotFoundError(f"{str(folder)!r} is no recording: it has no {MANIFEST}; `goldenppo run --record DIR` makes one")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as problem:
         raise DamagedRecording(f"{str(path)!r} is not JSON ({problem}); record again") from None
-    if (
-        not isinstance(manifest, dict)
-        or manifest.get("schema") != SCHEMA
-        or not isinstance(manifest.get("files"), dict)
-    ):
+    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA or not isinstance(manifest.get("files"), dict):
         raise DamagedRecording(f"{str(path)!r} does not say {SCHEMA!r}; record again with this version")
-    there = {str(item.relative_to(folder).as_posix()) for item in folder.rglob("*") if item.is_file()} - {
-        MANIFEST
-    }
+    there = {str(item.relative_to(folder).as_posix()) for item in folder.rglob("*") if item.is_file()} - {MANIFEST}
     for name in sorted(there ^ set(manifest["files"])):
-        raise DamagedRecording(
-            f"{name} is {'not in the manifest' if name in there else 'missing'}; record again"
-        )
+        raise DamagedRecording(f"{name} is {'not in the manifest' if name in there else 'missing'}; record again")
     for name, wanted in manifest["files"].items():
         if digest(folder / name) != wanted:
             raise DamagedRecording(f"{name} has changed since it was recorded (sha256 differs); record again")
@@ -218,9 +196,7 @@ def processor() -> str:
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next(
-        (name for name in names if name not in ("", "unknown")), platform.processor() or platform.machine()
-    )
+    return next((name for name in names if name not in ("", "unknown")), platform.processor() or platform.machine())
 
 
 def driver() -> str | None:

@@ -40,9 +40,7 @@ def reward_model_gradient(
     """
     weights = leaves(weights)
     chosen, rejected = (
-        end_score(
-            token_scores(weights, shape, batch[side], batch[f"{side}_mask"], dtype), batch[f"{side}_mask"]
-        )
+        end_score(token_scores(weights, shape, batch[side], batch[f"{side}_mask"], dtype), batch[f"{side}_mask"])
         for side in ("chosen", "rejected")
     )
     loss = reward_model_loss(chosen, rejected)

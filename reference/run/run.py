@@ -133,9 +133,7 @@ def ppo_step(
         batch |= experience.experience(models, shape, *seen, response_length=s["response_length"], **common)
     old = (batch["old_logprobs"], batch["ref_logprobs"])
     with watch("shaping"):
-        batch |= shaping.shaping(
-            *old, batch["scores"], batch["mask"], kl_coef=kl_coef, score_clip=s["score_clip"]
-        )
+        batch |= shaping.shaping(*old, batch["scores"], batch["mask"], kl_coef=kl_coef, score_clip=s["score_clip"])
     with watch("advantages"):
         returned = (batch["rewards"], batch["old_values"], batch["mask"])
         batch |= advantages.advantages(*returned, gamma=s["gamma"], lam=s["lam"])
@@ -153,9 +151,7 @@ def ppo_step(
             update_params(s),
         )
     with watch("controller"):
-        control = controller.controller(
-            *old, batch["mask"], kl_coef=kl_coef, target=s["kl_target"], horizon=s["kl_horizon"]
-        )
+        control = controller.controller(*old, batch["mask"], kl_coef=kl_coef, target=s["kl_target"], horizon=s["kl_horizon"])
     written = {"prompts": prompts[0], "prompt_mask": prompts[1], "noise": noise, **batch, **control}
     write(f"step-{step:03}", written, step_params(s, kl_coef))
     return models, adams, float(control["next_kl_coef"]), figures(step, batch, control, updates, kl_coef)
@@ -175,15 +171,11 @@ def apply(
     models, adams, norms = dict(models), dict(adams), {}
     rates = {"learning_rate": settings["learning_rate"], "max_norm": settings["max_norm"]}
     for name, found in gradients.items():
-        models[name], adams[name], norms[f"{name}_grad_norm"] = update.optimizer(
-            models[name], found, adams[name], **rates
-        )
+        models[name], adams[name], norms[f"{name}_grad_norm"] = update.optimizer(models[name], found, adams[name], **rates)
     return models, adams, norms
 
 
-def step_draws(
-    seed: int, step: int, settings: dict[str, Any], device: torch.device
-) -> tuple[tuple[Tensor, Tensor], Tensor]:
+def step_draws(seed: int, step: int, settings: dict[str, Any], device: torch.device) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """Draw the prompts and the sampling noise of a PPO step.
 
     Returns:

@@ -46,9 +46,7 @@ def prompts(seed: int, stream: str, step: int, count: int, length: int) -> tuple
     return torch.where(mask, letters, PAD), mask
 
 
-def answers(
-    seed: int, stream: str, step: int, last: Tensor, length: int, skill: Tensor
-) -> tuple[Tensor, Tensor]:
+def answers(seed: int, stream: str, step: int, last: Tensor, length: int, skill: Tensor) -> tuple[Tensor, Tensor]:
     """Write responses that take the right step with probability `skill`, else to any letter, then end.
 
     A response has 1 to `length` letters followed by the end symbol; the longest have no room for the end.
@@ -95,9 +93,7 @@ def true_reward(last: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
     return steps / tokens.shape[1] + 0.5 * ended
 
 
-def preferences(
-    seed: int, stream: str, step: int, count: int, prompt_length: int, length: int
-) -> dict[str, Tensor]:
+def preferences(seed: int, stream: str, step: int, count: int, prompt_length: int, length: int) -> dict[str, Tensor]:
     """Draw pairs of responses to one prompt, the better one by the rule first; equal pairs are left out.
 
     Every response has a skill of its own between 0 and 1, so the reward model sees bad and good ones.
@@ -112,15 +108,11 @@ def preferences(
     candidates = 3 * count
     tokens, prompt_mask = prompts(seed, stream, 4 * step, candidates, prompt_length)
     skill = uniform(seed, stream, 4 * step + 1, (candidates, 2))
-    pair = [
-        answers(seed, stream, 4 * step + 2 + side, tokens[:, -1], length, skill[:, side]) for side in (0, 1)
-    ]
+    pair = [answers(seed, stream, 4 * step + 2 + side, tokens[:, -1], length, skill[:, side]) for side in (0, 1)]
     first, second = (true_reward(tokens[:, -1], *response) for response in pair)
     kept = (first != second).nonzero()[:count, 0]
     if len(kept) < count:
-        raise ValueError(
-            f"{len(kept)} of {candidates} pairs differ but {count} are needed; use longer responses."
-        )
+        raise ValueError(f"{len(kept)} of {candidates} pairs differ but {count} are needed; use longer responses.")
     swap = (second > first)[:, None]
     chosen, chosen_mask = (torch.where(swap, b, a)[kept] for a, b in zip(*pair, strict=True))
     rejected, rejected_mask = (torch.where(swap, a, b)[kept] for a, b in zip(*pair, strict=True))

@@ -62,9 +62,7 @@ def train(
     return weights
 
 
-def initial_weights(
-    stage: str, seed: int, settings: dict[str, Any], dtype: str, device: torch.device
-) -> Weights:
+def initial_weights(stage: str, seed: int, settings: dict[str, Any], dtype: str, device: torch.device) -> Weights:
     """Draw the weights that sft or reward_model starts from."""
     stream = "policy_weights" if stage == "sft" else "reward_weights"
     shape, head = model_shape(settings), stage != "sft"

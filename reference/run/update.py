@@ -156,9 +156,7 @@ def losses(
         policy_loss, value_loss, mean_entropy, loss, clip_fraction, value_clip_fraction, approx_kl: scalars;
         grad_logprobs, grad_values, grad_entropy [b, T].
     """
-    logprobs, values, token_entropy = (
-        read[name].detach().requires_grad_() for name in ("logprobs", "values", "token_entropy")
-    )
+    logprobs, values, token_entropy = (read[name].detach().requires_grad_() for name in ("logprobs", "values", "token_entropy"))
     old, mask = batch["old_logprobs"], batch["mask"]
     share = torch.as_tensor(share, dtype=logprobs.dtype, device=logprobs.device)
     policy = policy_loss(logprobs, old, batch["advantages"], mask, clip_low=clip_low, clip_high=clip_high)
@@ -180,9 +178,7 @@ def losses(
     }
 
 
-def weight_gradients(
-    weights: dict[str, Weights], read: dict[str, Tensor], at_tokens: dict[str, Tensor]
-) -> dict[str, Weights]:
+def weight_gradients(weights: dict[str, Weights], read: dict[str, Tensor], at_tokens: dict[str, Tensor]) -> dict[str, Weights]:
     """Carry the derivative at each token back to the weights.
 
     Args:
@@ -303,7 +299,5 @@ def reduced(gradients: dict[str, Weights], group: Any) -> dict[str, Weights]:
 def merged(entries: list[dict[str, Tensor]], group: Any) -> dict[str, Tensor]:
     """Join the micro-batches: rows one after another, scalars (already times their share) added."""
     rows = {name: torch.cat([entry[name].detach() for entry in entries]) for name in PER_TOKEN}
-    figures = {
-        name: total_over(torch.stack([entry[name] for entry in entries]).sum(), group) for name in SCALARS
-    }
+    figures = {name: total_over(torch.stack([entry[name] for entry in entries]).sum(), group) for name in SCALARS}
     return rows | figures

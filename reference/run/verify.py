@@ -58,9 +58,7 @@ from goldenppo.reference.run.verify_update import check_update
 __all__ = ["verify"]
 
 
-def verify(
-    folder: Path, device: str = "cpu", dtype: str | None = None, *, tf32: bool = False
-) -> Iterator[Check]:
+def verify(folder: Path, device: str = "cpu", dtype: str | None = None, *, tf32: bool = False) -> Iterator[Check]:
     """Check every stage of a recording in the order in which the run made them.
 
     Args:
@@ -101,16 +99,12 @@ def check_training(setup: Setup, stage: str) -> Iterator[Check]:
     given = {name: tensor.to(setup.device) for name, tensor in batch.items()}
     shape = model_shape(settings)
     found, entry = find(stored(before["weights"], setup), shape, given, dtype=DTYPES[setup.dtype])
-    yield from near_by(
-        setup.outputs, -1, stage, entry, recorded, [name for name in entry if name != "accuracy"]
-    )
+    yield from near_by(setup.outputs, -1, stage, entry, recorded, [name for name in entry if name != "accuracy"])
     yield from check_training_loss(setup, stage, recorded)
     gradient = under(recorded, "gradient")
     yield from near_by(setup.gradients, -1, stage, found, gradient, gradient, "gradient/")
     rates = {name: params[name] for name in ("learning_rate", "max_norm")}
-    yield from check_optimizer(
-        setup, -1, stage, before, gradient, recorded, params["step"], rates, "", "grad_norm"
-    )
+    yield from check_optimizer(setup, -1, stage, before, gradient, recorded, params["step"], rates, "", "grad_norm")
 
 
 def check_training_loss(setup: Setup, stage: str, recorded: Tensors) -> Iterator[Check]:
@@ -135,9 +129,7 @@ def check_training_loss(setup: Setup, stage: str, recorded: Tensors) -> Iterator
         )
     else:
         names, oracle = ("chosen_scores", "rejected_scores"), pairwise
-        yield from op_stage(
-            setup, -1, stage, recorded, names, lambda x: {"loss": reward_model_loss(*x.values())}, oracle
-        )
+        yield from op_stage(setup, -1, stage, recorded, names, lambda x: {"loss": reward_model_loss(*x.values())}, oracle)
 
 
 # --- PPO ----------------------------------------------------------------------------------------------------
@@ -146,9 +138,7 @@ def check_training_loss(setup: Setup, stage: str, recorded: Tensors) -> Iterator
 def check_steps(setup: Setup) -> Iterator[Check]:
     """Check every PPO step; the weights at its start are those that the step before recorded."""
     models = {name: load_checkpoint(setup.folder / "models" / name)[0] for name in MODELS}
-    zeros = {
-        name: {key: torch.zeros_like(w) for key, w in models[name].items()} for name in ("actor", "critic")
-    }
+    zeros = {name: {key: torch.zeros_like(w) for key, w in models[name].items()} for name in ("actor", "critic")}
     adams = {name: {"adam_m": zeros[name], "adam_v": zeros[name]} for name in zeros}
     kl_coef, taken = setup.manifest["settings"]["kl_coef"], 0
     for step in range(setup.manifest["steps"]):
@@ -195,9 +185,7 @@ def check_rollout(setup: Setup, step: int, actor: Tensors, recorded: Tensors) ->
     chosen, margins = rollout.sample(
         recorded["sampling_logits"].flatten(0, 1), recorded["noise"].flatten(0, 1), settings["temperature"]
     )
-    yield same(step, stage, "chosen", chosen.view_as(response)[mask], response[mask])._replace(
-        whose="recording"
-    )
+    yield same(step, stage, "chosen", chosen.view_as(response)[mask], response[mask])._replace(whose="recording")
     use = normwise(margins.view_as(recorded["margins"]), recorded["margins"], K_OUTPUT * ROUNDOFF["float64"])
     yield Check(step, stage, "margins", "normwise", "recording", use)
     given = (recorded[name].to(setup.device) for name in ("prompts", "prompt_mask", "noise"))
@@ -220,16 +208,13 @@ def check_choices(setup: Setup, step: int, chosen: Tensor, response: Tensor, rec
     open_ = recorded["margins"] <= 2 * granted / setup.manifest["settings"]["temperature"]
     wrong = recorded["mask"] & (chosen != response)
     left = [
-        f"row {b}, token {t}: sampled with a margin below the logits' tolerance"
-        for b, t in (wrong & open_).nonzero().tolist()
+        f"row {b}, token {t}: sampled with a margin below the logits' tolerance" for b, t in (wrong & open_).nonzero().tolist()
     ]
     use = math.inf if bool((wrong & ~open_).any()) else 0.0
     return Check(step, "rollout", "tokens", "exact", "here", use, tuple(left))
 
 
-def check_experience(
-    setup: Setup, step: int, models: dict[str, Tensors], recorded: Tensors
-) -> Iterator[Check]:
+def check_experience(setup: Setup, step: int, models: dict[str, Tensors], recorded: Tensors) -> Iterator[Check]:
     """Check what the four models say of the recorded sequences, and log-probs and scores as ops of that."""
     settings, stage = setup.manifest["settings"], "experience"
     seen = (recorded[name].to(setup.device) for name in ("sequences", "attention_mask"))

@@ -55,9 +55,7 @@ def check_update(
         "old_values",
         "returns",
     ):
-        yield same(step, "gradient", prefix + name, done[name], batch[name][done["rows"]])._replace(
-            whose="recording"
-        )
+        yield same(step, "gradient", prefix + name, done[name], batch[name][done["rows"]])._replace(whose="recording")
     per_row = {name: done[name] for name in done if "/" not in name and done[name].dim()}
     part = moved_to(per_row, setup.device, DTYPES[setup.ops])
     here = {name: stored(models[name], setup) for name in adams}
@@ -68,9 +66,7 @@ def check_update(
     for name in adams:
         before = {"weights": models[name], **adams[name]}
         gradient, norm = under(done, f"gradient/{name}"), f"{name}_grad_norm"
-        yield from check_optimizer(
-            setup, step, "optimizer", before, gradient, done, taken, rates, f"/{name}", norm, prefix
-        )
+        yield from check_optimizer(setup, step, "optimizer", before, gradient, done, taken, rates, f"/{name}", norm, prefix)
 
 
 def check_forward(
@@ -91,9 +87,7 @@ def check_forward(
         ("logits",),
         lambda x: {"token_entropy": entropy(x["logits"][:, :-1], temperature=settings["temperature"])},
         lambda x: {
-            "token_entropy": exact.entropy(
-                [row[:-1] for row in x["logits"]], temperature=settings["temperature"]
-            )["entropy"]
+            "token_entropy": exact.entropy([row[:-1] for row in x["logits"]], temperature=settings["temperature"])["entropy"]
         },
         prefix=prefix,
     )
@@ -148,9 +142,7 @@ def exact_losses(
 ) -> dict[str, Any]:
     """Return the exact answers for everything that `update.losses` returns."""
     old, mask = x["old_logprobs"], x["mask"]
-    policy = exact.policy_loss(
-        x["logprobs"], old, x["advantages"], mask, clip_low=clip_low, clip_high=clip_high
-    )
+    policy = exact.policy_loss(x["logprobs"], old, x["advantages"], mask, clip_low=clip_low, clip_high=clip_high)
     value = exact.value_loss(x["values"], x["old_values"], x["returns"], mask, clip=value_clip)
     mean_entropy = exact.aggregate(x["token_entropy"], mask)["value"]
     coefficients = {"vf_coef": vf_coef, "entropy_coef": entropy_coef, "kl_loss_coef": 0.0}
@@ -208,9 +200,7 @@ def edges(x: dict[str, Any], how: dict[str, float], roundoff: float) -> dict[str
     return found
 
 
-def check_accumulation(
-    setup: Setup, step: int, prefix: str, models: dict[str, Weights], part: Tensors
-) -> Iterator[Check]:
+def check_accumulation(setup: Setup, step: int, prefix: str, models: dict[str, Weights], part: Tensors) -> Iterator[Check]:
     """Check that the gradient stage, micro-batch by micro-batch, gives what one pass gives."""
     settings, shape = setup.manifest["settings"], model_shape(setup.manifest["settings"])
     how = {"temperature": settings["temperature"], "dtype": DTYPES[setup.dtype]}
@@ -221,6 +211,4 @@ def check_accumulation(
     del coefficients["microbatches"]
     at_once = update.weight_gradients(weights, read_, update.losses(read_, part, 1.0, **coefficients))
     for name, want in at_once.items():
-        yield from near_by(
-            setup.gradients, step, "gradient", got[name], want, want, f"{prefix}accumulated/{name}/"
-        )
+        yield from near_by(setup.gradients, step, "gradient", got[name], want, want, f"{prefix}accumulated/{name}/")

@@ -21,9 +21,7 @@ pytestmark = pytest.mark.xdist_group("packaging")
 def run(command: Sequence[str | Path], cwd: Path) -> str:
     """Run a command that has to succeed, without what pytest's own process adds to the import path."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        command, cwd=cwd, env=variables, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300
-    )
+    done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300)
     assert done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -344,9 +344,7 @@ def compared(op, output, inputs, setting):
 
 
 def same(got, want, tolerance):
-    return got.shape == want.shape and torch.allclose(
-        got, want, rtol=tolerance, atol=tolerance, equal_nan=True
-    )
+    return got.shape == want.shape and torch.allclose(got, want, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 @cache
@@ -411,14 +409,9 @@ def test_deviation_is_none_of_the_variants(name):
 
 @pytest.mark.parametrize("op", OPS)
 def test_no_two_deviations_of_an_op_are_equal(op):
-    vectors = {
-        name: torch.cat([torch.cat(list(answers.values())) for _, answers in answers_of(name)])
-        for name in deviations(op)
-    }
+    vectors = {name: torch.cat([torch.cat(list(answers.values())) for _, answers in answers_of(name)]) for name in deviations(op)}
     for one, other in itertools.combinations(vectors, 2):
-        assert not same(vectors[one], vectors[other], 1e-9), (
-            f"{one} and {other} give the same numbers: merge them"
-        )
+        assert not same(vectors[one], vectors[other], 1e-9), f"{one} and {other} give the same numbers: merge them"
 
 
 # Deviations whose mistake is to read masked slots; no other may be moved by what stands there.
@@ -463,16 +456,10 @@ def test_masked_slots_are_read_only_where_that_is_the_mistake(name):
     moved = False
     for level, inputs, params in BATCHES[op]:
         mask = inputs[-1]
-        other = [
-            x + (0.5 + 0.3 * i) * ~mask if x.shape == mask.shape else x for i, x in enumerate(inputs[:-1])
-        ]
+        other = [x + (0.5 + 0.3 * i) * ~mask if x.shape == mask.shape else x for i, x in enumerate(inputs[:-1])]
         other.append(mask)
         for setting in settings(op):
-            if (
-                not allowed(setting, inputs)
-                or level == "robust"
-                or setting.get("score_at") == "first_pad_with_kl"
-            ):
+            if not allowed(setting, inputs) or level == "robust" or setting.get("score_at") == "first_pad_with_kl":
                 continue
             if op == "experience" and setting["score_at"] != "last_token":
                 continue
@@ -717,11 +704,7 @@ def test_number_of_a_report_comes_out(reveal):
 @pytest.mark.parametrize("reveal", VARIANT_REVEALS, ids=[reveal[0] for reveal in VARIANT_REVEALS])
 def test_number_of_a_report_is_that_of_a_variant(reveal):
     report, op, inputs, keywords, axis, output, right_value, right, value, number = reveal
-    links = {
-        bug: (entry["axis"], entry["value"])
-        for entry in METADATA["links_of_variants"]
-        for bug in entry["bugs"]
-    }
+    links = {bug: (entry["axis"], entry["value"]) for entry in METADATA["links_of_variants"] for bug in entry["bugs"]}
     assert links[report] == (axis, value)
     function = getattr(reference, op)
     assert at_tokens(function, op, inputs, {**keywords, axis: right_value}, output) == about(right)
@@ -752,8 +735,6 @@ def test_gradients_of_reports():
 
 
 def test_only_the_file_of_the_op_is_imported():
-    assert deviations("entropy").keys() == {
-        name for name, entry in ENTRIES.items() if entry["op"] == "entropy"
-    }
+    assert deviations("entropy").keys() == {name for name, entry in ENTRIES.items() if entry["op"] == "entropy"}
     with pytest.raises(ModuleNotFoundError):
         deviations("no_such_op")

@@ -240,9 +240,7 @@ def test_gradients_are_the_differences_of_the_loss(op):
             position = list(OPS[op]["inputs"]).index(name)
             for path in paths(inputs[position]):
                 loss = [
-                    getattr(exact, op)(*replaced(inputs, position, path, sign * step), **keywords)[
-                        "loss"
-                    ].value
+                    getattr(exact, op)(*replaced(inputs, position, path, sign * step), **keywords)["loss"].value
                     for sign in (1, -1)
                 ]
                 difference = (fine(loss[0]) - fine(loss[1])) / (2 * fine(step))
@@ -263,9 +261,7 @@ def paths(x):
 
 
 def paths_all(x):
-    return (
-        [(i, *rest) for i, item in enumerate(x) for rest in paths_all(item)] if isinstance(x, list) else [()]
-    )
+    return [(i, *rest) for i, item in enumerate(x) for rest in paths_all(item)] if isinstance(x, list) else [()]
 
 
 def at(x, path):
@@ -346,16 +342,12 @@ def test_gae_by_hand():
     values = [[0.5, 0.25, -0.125, 0.375, 0.75], [1.0, 0.5, 0.25, 64.0, -96.0]]
     mask = [[True] * 5, [True] * 3 + [False] * 2]
     result = floats(exact.gae(rewards, values, mask, gamma=0.99, lam=0.95)["advantages"])
-    assert result[0] == pytest.approx(
-        [0.6336161452859842, 1.0750836207187497, 1.47403893749999, 1.072875, 0.75]
-    )
+    assert result[0] == pytest.approx([0.6336161452859842, 1.0750836207187497, 1.47403893749999, 1.072875, 0.75])
     assert result[1][:3] == pytest.approx([-1.43579775, -1.2555, -1.0])
     assert result[1][3:] == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("score_at", "want"), [("last_token", [0.82675, 0.765, 0.7]), ("first_pad", [0.799675, 0.7365, 0.67])]
-)
+@pytest.mark.parametrize(("score_at", "want"), [("last_token", [0.82675, 0.765, 0.7]), ("first_pad", [0.799675, 0.7365, 0.67])])
 def test_experience_by_score_position(score_at, want):
     """huggingface/trl#3750: V = 0.1 … 0.4, the third token ends the answer, gamma 1, lambda 0.95."""
     same = [[-1.0] * 4]
@@ -460,9 +452,7 @@ def test_a_mean_of_nothing(denominator, want):
 def test_empty_rows_take_part_in_a_mean_over_rows_or_not():
     mask = [[True, False], [False, False]]
     for empty_rows, want in (("excluded", 2.0), ("counted", 1.0)):
-        got = exact.aggregate(
-            [[2.0, 9.0]] * 2, mask, aggregation="seq_mean_token_mean", empty_rows=empty_rows
-        )
+        got = exact.aggregate([[2.0, 9.0]] * 2, mask, aggregation="seq_mean_token_mean", empty_rows=empty_rows)
         assert to_float(got["value"]) == want
 
 
@@ -489,7 +479,5 @@ def test_a_horizon_is_asked_for():
 
 
 def test_parameters_widen_the_bound():
-    assert (
-        exact.kl_controller([1.0], init_coef=0.5, target=1.0, horizon=2, batch_size=1)["coef"][0].gauge == 0.5
-    )
+    assert exact.kl_controller([1.0], init_coef=0.5, target=1.0, horizon=2, batch_size=1)["coef"][0].gauge == 0.5
     assert parameter(0.5).gauge == 0.5

@@ -86,9 +86,7 @@ class TestGauge:
         assert got.gauge >= by_lse.gauge >= 49.5
         assert got.gauge >= by_shift.gauge * (1 - 1e-12)
 
-    @pytest.mark.parametrize(
-        "operation", [lambda x: x + 0, lambda x: x * 1, lambda x: x / 1, lambda x: total([ZERO, x])]
-    )
+    @pytest.mark.parametrize("operation", [lambda x: x + 0, lambda x: x * 1, lambda x: x / 1, lambda x: total([ZERO, x])])
     def test_what_is_exact_at_every_dtype_is_no_operation(self, operation):
         x = with_gauge(3, 0.5)
         assert operation(x) is x

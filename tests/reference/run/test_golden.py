@@ -26,6 +26,4 @@ def test_a_recording_is_named_for_the_device_that_made_it():
 
 
 def test_the_committed_run_is_small():
-    assert (
-        sum(path.stat().st_size for path in (FOLDER / "cpu-float64").rglob("*") if path.is_file()) < 700_000
-    )
+    assert sum(path.stat().st_size for path in (FOLDER / "cpu-float64").rglob("*") if path.is_file()) < 700_000

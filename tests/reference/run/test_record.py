@@ -24,9 +24,7 @@ def test_manifest_says_where_the_numbers_come_from(recorded):
     assert manifest["command"].startswith("goldenppo run --device cpu --dtype float64 --steps 2 --size tiny")
     assert manifest["determinism"]["deterministic_algorithms"] is True
     assert {"torch", "cuda", "numpy", "python"} <= set(manifest["versions"])
-    assert {"sft.safetensors", "step-001-update-3.safetensors", "models/reward/config.json"} <= set(
-        manifest["files"]
-    )
+    assert {"sft.safetensors", "step-001-update-3.safetensors", "models/reward/config.json"} <= set(manifest["files"])
 
 
 def test_a_run_that_fails_leaves_nothing(tmp_path, monkeypatch):
@@ -49,9 +47,7 @@ def test_a_run_that_is_killed_leaves_nothing_that_looks_whole(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while (
-        not list(tmp_path.rglob("sft.safetensors")) and process.poll() is None and time.monotonic() < deadline
-    ):
+    while not list(tmp_path.rglob("sft.safetensors")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()

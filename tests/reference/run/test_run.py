@@ -51,14 +51,10 @@ def test_experience_carries_no_gradient(recorded):
     for name in constants:
         batch[name] = batch[name].requires_grad_()
 
-    found = update.losses(
-        batch, batch, 1.0, clip_low=0.2, clip_high=0.2, value_clip=0.2, vf_coef=0.5, entropy_coef=0.01
-    )
+    found = update.losses(batch, batch, 1.0, clip_low=0.2, clip_high=0.2, value_clip=0.2, vf_coef=0.5, entropy_coef=0.01)
 
     assert not any(tensor.requires_grad for tensor in found.values())
-    assert not any(tensor.requires_grad for tensor in step.values()) and settings["batch"] == len(
-        step["mask"]
-    )
+    assert not any(tensor.requires_grad for tensor in step.values()) and settings["batch"] == len(step["mask"])
 
 
 def test_values_are_read_one_position_before_their_token(recorded):

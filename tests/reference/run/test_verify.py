@@ -58,15 +58,11 @@ def shift_values(monkeypatch):
 
 
 def turn_kl(monkeypatch):
-    monkeypatch.setattr(
-        shaping, "shaped_rewards", lambda new, ref, *rest, **how: shaped_rewards(ref, new, *rest, **how)
-    )
+    monkeypatch.setattr(shaping, "shaped_rewards", lambda new, ref, *rest, **how: shaped_rewards(ref, new, *rest, **how))
 
 
 def score_late(monkeypatch):
-    monkeypatch.setattr(
-        shaping, "shaped_rewards", lambda *a, **how: shaped_rewards(*a, **how, score_at="first_pad")
-    )
+    monkeypatch.setattr(shaping, "shaped_rewards", lambda *a, **how: shaped_rewards(*a, **how, score_at="first_pad"))
 
 
 def mean_of_means(monkeypatch):
@@ -87,9 +83,7 @@ def keep_gradient(monkeypatch):
 
 
 def control_by_token_mean(monkeypatch):
-    monkeypatch.setattr(
-        controller, "sequence_kl", lambda new, ref, mask: aggregate(kl_penalty(new, ref), mask)
-    )
+    monkeypatch.setattr(controller, "sequence_kl", lambda new, ref, mask: aggregate(kl_penalty(new, ref), mask))
 
 
 def forget_temperature(monkeypatch):
@@ -139,9 +133,7 @@ def test_a_wrong_stage_is_named(tmp_path, monkeypatch, capsys, fault, dtype):
     assert f"The first stage that departs: {stage}, {place}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "fault", ["value shifted by one", "score one late", "mean of means across micro-batches"]
-)
+@pytest.mark.parametrize("fault", ["value shifted by one", "score one late", "mean of means across micro-batches"])
 def test_a_wrong_stage_here_is_named_on_a_right_recording(recorded, monkeypatch, fault):
     """The other way round: the recording is right and the code that verifies it is not."""
     plant, where = FAULTS[fault]
