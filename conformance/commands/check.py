@@ -43,6 +43,11 @@ def add_parser(commands) -> None:
     )
     parser.add_argument("--fixtures", metavar="DIR", help="a folder of fixture files instead of the suite's own")
     parser.add_argument("--json", metavar="F", help="write the result as JSON")
+    parser.add_argument("--junit", metavar="F", help="write the result as JUnit XML")
+    parser.add_argument("--markdown", metavar="F", help="write the result as Markdown, for a job summary")
+    parser.add_argument("--baseline", metavar="F", help="hold the result against a file of known departures")
+    parser.add_argument("--update-baseline", action="store_true", help="tighten the baseline to what is found")
+    parser.add_argument("--allow-new", action="store_true", help="with --update-baseline: also add new departures")
     parser.set_defaults(main=main)
 
 
@@ -83,9 +88,9 @@ def main(args) -> int:
     from pathlib import Path
 
     from goldenppo.adapters.interface import UsageError
-    from goldenppo.conformance import files
+    from goldenppo.conformance import baseline
     from goldenppo.conformance.render import terminal
-    from goldenppo.conformance.result import document, run_check
+    from goldenppo.conformance.result import run_check
     from goldenppo.conformance.run import DTYPES
 
     if args.adapter is None:
@@ -94,14 +99,49 @@ def main(args) -> int:
     directory = Path(args.fixtures) if args.fixtures else None
     if directory is not None and not directory.is_dir():
         raise UsageError(f"--fixtures names no folder: {args.fixtures!r}")
-    if args.json:
-        files.check_writable(args.json)
+    _check_outputs(args)
+    known = baseline.read(args.baseline) if args.baseline and not args.update_baseline else None
     session = open_selected(args)
     try:
         check = run_check(session, args.op, args.level, tuple(args.dtype) or DTYPES, args.device, directory, terminal.Progress())
     finally:
         session.close()
+    lines, expected = [], set()
+    if known is not None and check.exit_code in (0, 1):
+        comparison = baseline.compare(check, known, args.op)
+        check.exit_code, expected = comparison.exit_code, comparison.known
+        lines = [*comparison.failures, *(f"out of date: {line}" for line in comparison.outdated), *comparison.shown]
+    elif args.update_baseline and check.exit_code in (0, 1):
+        lines = baseline.update(args.baseline, check, args.op, args.allow_new)
+        check.exit_code, expected = (1, set()) if lines else (0, {v.case.id for r in check.ops for v in r.failed})
+    _write(args, check, lines)
+    print(terminal.show(check, shlex.join(["goldenppo", "check", args.adapter]), expected, lines))
+    return check.exit_code
+
+
+def _check_outputs(args) -> None:
+    """Refuses flags that contradict each other and files that cannot be written, before anything runs."""
+    from goldenppo.adapters.interface import UsageError
+    from goldenppo.conformance import files
+
+    if args.update_baseline and not args.baseline:
+        raise UsageError("--update-baseline needs --baseline F, the file to update")
+    if args.allow_new and not args.update_baseline:
+        raise UsageError("--allow-new does nothing without --update-baseline")
+    for path in (args.json, args.junit, args.markdown, args.baseline if args.update_baseline else None):
+        if path:
+            files.check_writable(path)
+
+
+def _write(args, check, lines: list[str]) -> None:
+    """Writes the files that were asked for."""
+    from goldenppo.conformance import files
+    from goldenppo.conformance.render import junit, markdown
+    from goldenppo.conformance.result import document
+
     if args.json:
         files.write(args.json, json.dumps(document(check), indent=1) + "\n")
-    print(terminal.show(check, shlex.join(["goldenppo", "check", args.adapter])))
-    return check.exit_code
+    if args.junit:
+        files.write(args.junit, junit.text(check))
+    if args.markdown:
+        files.write(args.markdown, markdown.text(check, lines))

@@ -64,11 +64,8 @@ def main(args) -> int:
         if not d.caught:
             print(wrap(f"not caught: {d.id} (level {d.level})"))
         elif not d.named:
-            print(
-                wrap(
-                    f"not named first: {d.id}; named {d.first or 'nothing'}{', which gives the same numbers here' if d.among else ''}"
-                )
-            )
+            why = ", which gives the same numbers here" if d.among else ""
+            print(wrap(f"not named first: {d.id}; named {d.first or 'nothing'}{why}"))
     wrong = correct(ops)
     for line in wrong:
         print(wrap(f"a correct implementation fails: {line}"))

@@ -76,9 +76,8 @@ def verify(ops: list[str]) -> int:
         there = path.read_text(encoding="utf-8") if path.is_file() else ""
         if there != text:
             drifted.append(op)
-            print(
-                f"{op}.json differs from its recipe, first at line {_first_difference(there, text)}; `goldenppo fixtures write --op {op}`"
-            )
+            line = _first_difference(there, text)
+            print(f"{op}.json differs from its recipe, first at line {line}; `goldenppo fixtures write --op {op}`")
     problems = lint(texts)
     for problem in problems:
         print(problem)

@@ -33,13 +33,14 @@ def wrap(text: str, indent: str = "  ") -> str:
     )
 
 
-def show(check: Check, command: str, known: set[str] = frozenset()) -> str:
+def show(check: Check, command: str, known: set[str] | frozenset = frozenset(), lines: list[str] = ()) -> str:
     """The whole report of one check.
 
     Args:
         check: what was found.
         command: the command line, for the hints.
         known: ids of cases whose failure a baseline expects; they are not shown again.
+        lines: what a comparison with a baseline says.
     """
     parts = [head(check), matrix(check)]
     notes = [f"  {report.op}: {note}" for report in check.ops for note in report.notes if note]
@@ -52,6 +53,8 @@ def show(check: Check, command: str, known: set[str] = frozenset()) -> str:
         shown = [verdict for verdict in report.failed if verdict.case.id not in known]
         if shown:
             parts.append(failure(report, shown, check, command))
+    if lines:
+        parts.append("\n".join(["Against the baseline", *(wrap(line) for line in lines)]))
     parts.append(verdict(check))
     return "\n\n".join(part for part in parts if part)
 
@@ -228,6 +231,12 @@ def verdict(check: Check) -> str:
     wrong = [report.op for report in offered if report.verdict == "does-not-conform"]
     if check.exit_code == 4:
         return paint("no verdict: nothing was compared", "33")
+    if check.exit_code == 3:
+        return paint("the baseline is out of date: --update-baseline tightens it", "33")
+    if check.exit_code == 0 and wrong:
+        return paint(f"{check.hello['name']}: only known departures ({', '.join(wrong)})", "32")
+    if check.exit_code == 1 and not wrong:
+        return paint(f"{check.hello['name']} is not what the baseline says", "31")
     if wrong:
         return paint(f"{check.hello['name']} does not conform: {', '.join(wrong)}", "31")
     return paint(f"{check.hello['name']} conforms at level {check.level}: {len(offered)} ops", "32")
