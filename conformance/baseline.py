@@ -74,9 +74,8 @@ def read(path: str) -> dict:
             raise UsageError(f"{path!r}: entry {number} of expected needs `case`, a pattern over case ids")
         unknown = row.keys() - _EXPECTED
         if unknown:
-            raise UsageError(
-                f"{path!r}: entry {number} of expected has {', '.join(sorted(unknown))}; it can have {', '.join(sorted(_EXPECTED))}"
-            )
+            names, allowed = ", ".join(sorted(unknown)), ", ".join(sorted(_EXPECTED))
+            raise UsageError(f"{path!r}: entry {number} of expected has {names}; it can have {allowed}")
     for op, pin in document["pinned"].items():
         if not isinstance(pin, dict):
             raise UsageError(f"{path!r}: pinned.{op} must be a mapping")

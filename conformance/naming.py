@@ -109,21 +109,23 @@ class Evaluator:
         full = attempt.case.full or "mask" not in attempt.case.inputs
         if not full and any(axes.get(axis) in values for axis, values in table()["unmasked"].items()):
             return math.inf
-        key = (identifier, id(attempt.case), tuple(sorted(axes.items(), key=str)))
+        # in float32 where the trainer ran in float32: some bugs are an overflow there and nowhere else
+        dtype = "float32" if attempt.dtype == "float32" else "float64"
+        key = (identifier, id(attempt.case), dtype, tuple(sorted(axes.items(), key=str)))
         if key not in self.answers:
-            self.answers[key] = self.evaluate(function, attempt.case, axes)
+            self.answers[key] = self.evaluate(function, attempt.case, axes, dtype)
         return self._compare(self.answers[key], attempt)
 
-    def evaluate(self, function, case, axes: dict) -> dict | None:
-        """A deviation's outputs and gradients on a case in float64, as flat lists; None where it cannot be evaluated."""
+    def evaluate(self, function, case, axes: dict, dtype: str = "float64") -> dict | None:
+        """A deviation's outputs and gradients on a case, as flat lists; None where it cannot be evaluated."""
         torch = self.torch
-        if id(case) not in self.inputs:
-            kinds = {"bool": torch.bool, "int": torch.int64}
-            self.inputs[id(case)] = [
-                torch.tensor(case.inputs[name], dtype=kinds.get(about.get("kind"), torch.float64))
+        kinds = {"bool": torch.bool, "int": torch.int64}
+        if (id(case), dtype) not in self.inputs:
+            self.inputs[id(case), dtype] = [
+                torch.tensor(case.inputs[name], dtype=kinds.get(about.get("kind"), getattr(torch, dtype)))
                 for name, about in self.spec["inputs"].items()
             ]
-        made = [tensor.clone() for tensor in self.inputs[id(case)]]
+        made = [tensor.clone() for tensor in self.inputs[id(case), dtype]]
         differentiated = [name for about in self.spec["outputs"].values() for name in about.get("gradients", [])]
         for name, tensor in zip(self.spec["inputs"], made, strict=True):
             tensor.requires_grad_(name in differentiated)
@@ -131,9 +133,8 @@ class Evaluator:
         for name, about in self.spec["params"].items():
             value = case.params.get(name)
             if value is not None:
-                shaped = "shape" in about
-                dtype = torch.bool if about.get("kind") == "bool" else torch.float64
-                params[name] = torch.tensor(value, dtype=dtype) if shaped else value
+                kind = kinds.get(about.get("kind"), getattr(torch, dtype))
+                params[name] = torch.tensor(value, dtype=kind) if "shape" in about else value
         try:
             raw = function(*made, **params, **axes)
             named = raw._asdict() if hasattr(raw, "_asdict") else {next(iter(self.spec["outputs"])): raw}
