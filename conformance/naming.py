@@ -30,12 +30,13 @@ class Named:
         return self.distance <= 1
 
 
-def name(report: OpReport, found: list[Attempt]) -> list[Named]:
+def name(report: OpReport, found: list[Attempt], evaluator: "Evaluator | None" = None) -> list[Named]:
     """The deviations that explain an op's failures, best first; where none does, the nearest one.
 
     Args:
         report: the op's report with its deciding failures.
         found: all attempts on the op.
+        evaluator: one to be shared where many reports on the same cases are to be named.
     """
     failing = [verdict for verdict in report.failed if verdict.verdict == "fail" and verdict.attempt is not None]
     if not failing:
@@ -44,12 +45,12 @@ def name(report: OpReport, found: list[Attempt]) -> list[Named]:
 
     held = _held_against(report, failing)
     catalogue = read_yaml("deviations.yaml")["deviations"]
-    evaluate = Evaluator(report.op)
+    evaluator = evaluator or Evaluator(report.op)
     ranked = []
     for identifier, function in deviations(report.op).items():
-        distance, variant = evaluate.distance(identifier, function, held, report.variant)
+        distance, variant = evaluator.distance(identifier, function, held, report.variant)
         ranked.append(Named(identifier, catalogue[identifier]["title"], distance, variant))
-    ranked.sort(key=lambda named: named.distance)
+    ranked.sort(key=lambda named: named.distance > 1 and named.distance)  # matches in the order of the catalogue
     matching = [named for named in ranked if named.exact]
     return matching or [named for named in ranked[:1] if math.isfinite(named.distance)]
 
@@ -73,16 +74,26 @@ class Evaluator:
         self.answers: dict = {}
 
     def distance(self, identifier: str, function, held: list[Attempt], variant: dict) -> tuple[float, dict]:
-        """How far the deviation is from what was returned, under the variant that explains most.
+        """How far a deviation is from what was returned, under the variant that explains most, output by output.
 
-        The failing trainer's variant was identified from numbers that are wrong, so each variant is tried, the identified
-        one first; the first attempt discards most of them.
+        Numbers that are wrong identify no variant, so each one is tried, those that are left first.
         """
+        furthest, chosen = 0.0, {}
+        for output in self.spec["outputs"]:
+            returned = [attempt for attempt in held if output in attempt.answer["result"]["outputs"]]
+            if returned:
+                best, best_variant = self._output_distance(identifier, function, returned, output, variant)
+                furthest, chosen = max(furthest, best), {**best_variant, **chosen}
+            if furthest == math.inf:
+                break
+        return furthest, chosen
+
+    def _output_distance(self, identifier, function, held, output, variant) -> tuple[float, dict]:
         best, best_variant = math.inf, {}
-        for candidate in self._candidates(held[0], variant):
+        for candidate in self._candidates(held[0], output, variant):
             furthest = 0.0
             for attempt in held:
-                furthest = max(furthest, self._distance(identifier, function, attempt, candidate))
+                furthest = max(furthest, self._distance(identifier, function, attempt, output, candidate))
                 if furthest > max(1.0, best):
                     break
             if furthest < best:
@@ -91,21 +102,20 @@ class Evaluator:
                 break
         return best, best_variant
 
-    def _candidates(self, attempt: Attempt, variant: dict):
-        """Variants to try: those identified first, then every other one; axes that the calls fix are not varied."""
-        import itertools
+    def _candidates(self, attempt: Attempt, output: str, variant: dict) -> list[dict]:
+        """Variants of an output to try: one per answer of the first case that it is held against, and the identified one."""
+        axes = [axis for axis in self.spec["outputs"][output]["axes"] if axis not in attempt.axes]
+        identified = {axis: variant[axis][0] for axis in axes if variant.get(axis)}
+        tried = [identified] if len(identified) == len(axes) else []
+        for entry in attempt.case.answers[output]:
+            candidate = {axis: entry.when.get(axis, table()["axes"][axis])[0] for axis in axes}
+            if candidate not in tried:
+                tried.append(candidate)
+        return tried
 
-        from goldenppo.adapters.binding import axes_of
-
-        axes = [axis for axis in axes_of(self.spec) if axis not in attempt.axes]
-        orders = [
-            [*variant.get(axis, []), *(v for v in table()["axes"][axis] if v not in variant.get(axis, []))] for axis in axes
-        ]
-        for values in itertools.product(*orders):
-            yield dict(zip(axes, values, strict=True))
-
-    def _distance(self, identifier: str, function, attempt: Attempt, candidate: dict) -> float:
-        axes = {**candidate, **attempt.axes}
+    def _distance(self, identifier: str, function, attempt: Attempt, output: str, candidate: dict) -> float:
+        mine = self.spec["outputs"][output]["axes"]
+        axes = {**candidate, **{axis: value for axis, value in attempt.axes.items() if axis in mine}}
         full = attempt.case.full or "mask" not in attempt.case.inputs
         if not full and any(axes.get(axis) in values for axis, values in table()["unmasked"].items()):
             return math.inf
@@ -114,7 +124,7 @@ class Evaluator:
         key = (identifier, id(attempt.case), dtype, tuple(sorted(axes.items(), key=str)))
         if key not in self.answers:
             self.answers[key] = self.evaluate(function, attempt.case, axes, dtype)
-        return self._compare(self.answers[key], attempt)
+        return self._compare(self.answers[key], attempt, output)
 
     def evaluate(self, function, case, axes: dict, dtype: str = "float64") -> dict | None:
         """A deviation's outputs and gradients on a case, as flat lists; None where it cannot be evaluated."""
@@ -125,10 +135,11 @@ class Evaluator:
                 torch.tensor(case.inputs[name], dtype=kinds.get(about.get("kind"), getattr(torch, dtype)))
                 for name, about in self.spec["inputs"].items()
             ]
+        constants = list(case.constants)
         made = [tensor.clone() for tensor in self.inputs[id(case), dtype]]
         differentiated = [name for about in self.spec["outputs"].values() for name in about.get("gradients", [])]
         for name, tensor in zip(self.spec["inputs"], made, strict=True):
-            tensor.requires_grad_(name in differentiated)
+            tensor.requires_grad_(name in differentiated or name in constants)
         params = {}
         for name, about in self.spec["params"].items():
             value = case.params.get(name)
@@ -145,6 +156,8 @@ class Evaluator:
                 if loss.requires_grad:
                     loss.sum().backward()
                     for name, tensor in zip(self.spec["inputs"], made, strict=True):
+                        if name in constants and tensor.grad is not None and bool(tensor.grad.any()):
+                            answer["leaks"] = [*answer.get("leaks", []), name]
                         if name in differentiated:
                             grad = tensor.grad if tensor.grad is not None else torch.zeros_like(tensor)
                             answer[f"grad_{name}"] = grad.reshape(-1).tolist()
@@ -152,22 +165,18 @@ class Evaluator:
         except (ValueError, RuntimeError, IndexError, TypeError, ZeroDivisionError):
             return None
 
-    def _compare(self, answer: dict | None, attempt: Attempt) -> float:
-        """The largest use of the tolerance between a deviation's numbers and the trainer's."""
+    def _compare(self, answer: dict | None, attempt: Attempt, output: str) -> float:
+        """The largest use of the tolerance between a deviation's numbers and the trainer's, on one output and its gradients."""
         if answer is None:
             return math.inf
-        result, law = attempt.answer["result"], DTYPES[attempt.dtype]
-        if answer.get("dead", False) != result["dead"]:
+        result, law, entries = attempt.answer["result"], DTYPES[attempt.dtype], attempt.case.answers[output]
+        furthest = _distance(result["outputs"][output], answer[output], [entry.block for entry in entries], law)
+        if not self.spec["outputs"][output].get("gradients") or furthest == math.inf:
+            return furthest
+        if answer.get("dead", False) != result["dead"] or set(answer.get("leaks", [])) != set(result["leaks"]):
             return math.inf
-        furthest = 0.0
-        for output, got in result["outputs"].items():
-            entries = attempt.case.answers.get(output)
-            if entries:
-                furthest = max(furthest, _distance(got, answer[output], [entry.block for entry in entries], law))
         for name, got in result["gradients"].items():
-            blocks = [
-                entry.gradients[name] for entries in attempt.case.answers.values() for entry in entries if name in entry.gradients
-            ]
+            blocks = [entry.gradients[name] for entry in entries if name in entry.gradients]
             if blocks and f"grad_{name}" in answer:
                 furthest = max(furthest, _distance(got, answer[f"grad_{name}"], blocks, law))
         return furthest

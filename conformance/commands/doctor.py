@@ -74,29 +74,66 @@ def main(args) -> int:
 
 
 def diagnose(op: str) -> list[Diagnosis]:
-    """Plants every deviation of an op and runs a check on it."""
+    """Plants every deviation of an op in a trainer and runs a check on it."""
     from goldenppo.conformance.cases import LEVELS, load, read_yaml
-    from goldenppo.conformance.judge import judge
-    from goldenppo.conformance.naming import name
+    from goldenppo.conformance.naming import Evaluator
     from goldenppo.reference.deviations import deviations
 
     catalogue = read_yaml("deviations.yaml")["deviations"]
-    cases = load(op)
+    cases, evaluator = load(op), Evaluator(op)
     found = []
     for identifier, function in deviations(op).items():
         level = catalogue[identifier]["level"]
         mine = [case for case in cases if LEVELS.index(case.level) <= LEVELS.index(level)]
-        attempts = planted(op, function, mine)
-        report = judge(op, attempts, level)
-        named = name(report, attempts) if report.failed else []
-        caught = tuple(dict.fromkeys(v.case.id for v in report.failed if v.dtype == "float32" or level != "must"))
-        ids = [item.id for item in named if item.exact]
-        found.append(Diagnosis(op, identifier, level, caught, ids[0] if ids else "", identifier in ids))
+        for axes in conventions(op):
+            diagnosis = examine(identifier, function, mine, level, axes, evaluator)
+            if diagnosis.caught:
+                break
+        found.append(diagnosis)
     return found
 
 
-def planted(op: str, function, cases: list) -> list:
-    """All attempts of a deviation posing as a trainer that has one fixed convention: the default of every axis."""
+def conventions(op: str):
+    """Variants that a trainer with the deviation may have: the default of every axis, then one other value at a time.
+
+    A mistake in one branch (the constant length, k3) shows only in a trainer that takes this branch.
+    """
+    from goldenppo.adapters.binding import axes_of
+    from goldenppo.conformance.cases import table
+
+    yield {}
+    spec = table()["ops"][op]
+    for axis in axes_of(spec):
+        under = {other: values[0] for other, values in spec.get("acts_under", {}).get(axis, {}).items()}
+        for value in table()["axes"][axis][1:]:
+            if value in table()["unmasked"].get(axis, []):
+                continue  # reads no mask: right or wrong, it would fail every masked case
+            yield {axis: value, **under}
+
+
+def examine(identifier: str, function, cases: list, level: str, axes: dict, evaluator) -> Diagnosis:
+    """Checks one planted deviation and says what caught it and what it was called."""
+    from goldenppo.conformance.judge import judge
+    from goldenppo.conformance.naming import name
+
+    op = evaluator.op
+    attempts = planted(op, function, cases, axes)
+    report = judge(op, attempts, level)
+    named = name(report, attempts, evaluator) if report.failed else []
+    caught = tuple(dict.fromkeys(v.case.id for v in report.failed if v.dtype == "float32" or level != "must"))
+    ids = [item.id for item in named if item.exact]
+    return Diagnosis(op, identifier, level, caught, ids[0] if ids else "", identifier in ids)
+
+
+def planted(op: str, function, cases: list, axes: dict | None = None) -> list:
+    """All attempts of a function posing as a trainer that has one fixed convention and takes no axis.
+
+    Args:
+        op: name of the op.
+        function: with the op's signature.
+        cases: cases to run.
+        axes: the convention, where it is not the default of every axis.
+    """
     import types
 
     from goldenppo.adapters.binding import axes_of
@@ -106,14 +143,14 @@ def planted(op: str, function, cases: list) -> list:
 
     spec = table()["ops"][op]
     module = types.ModuleType("planted")
-    setattr(module, op, without_axes(function, axes_of(spec)))
+    setattr(module, op, without_axes(function, axes_of(spec), axes or {}))
     session = Session(module, {"ops": {op: spec}, "axes": table()["axes"]})
     offer = session.hello()["ops"][op]
     return list(attempts(session, op, offer, cases, ("float64", "float32"), "cpu"))
 
 
-def without_axes(function, axes: list[str]):
-    """The function with its variant axes taken out of the signature, so that they stay at their defaults."""
+def without_axes(function, axes: list[str], fixed: dict):
+    """The function with its variant axes taken out of the signature: some fixed, the others at their defaults."""
     import functools
     import inspect
 
@@ -122,7 +159,7 @@ def without_axes(function, axes: list[str]):
 
     @functools.wraps(function)
     def plain(*args, **kwargs):
-        return function(*args, **kwargs)
+        return function(*args, **kwargs, **fixed)
 
     plain.__module__ = "planted"
     plain.__signature__ = signature.replace(parameters=kept)
