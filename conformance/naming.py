@@ -105,17 +105,17 @@ class Evaluator:
     def _candidates(self, attempt: Attempt, output: str, variant: dict) -> list[dict]:
         """Variants of an output to try: one per answer of the first case that it is held against, and the identified one."""
         axes = [axis for axis in self.spec["outputs"][output]["axes"] if axis not in attempt.axes]
-        identified = {axis: variant[axis][0] for axis in axes if variant.get(axis)}
-        tried = [identified] if len(identified) == len(axes) else []
+        identified = {axis: values[0] for axis, values in variant.items() if axis not in attempt.axes}
+        tried = [identified] if all(axis in identified for axis in axes) else []
         for entry in attempt.case.answers[output]:
-            candidate = {axis: entry.when.get(axis, table()["axes"][axis])[0] for axis in axes}
+            # axes that move other outputs only stay as identified: a bug may let them move this one
+            candidate = identified | {axis: entry.when.get(axis, table()["axes"][axis])[0] for axis in axes}
             if candidate not in tried:
                 tried.append(candidate)
         return tried
 
     def _distance(self, identifier: str, function, attempt: Attempt, output: str, candidate: dict) -> float:
-        mine = self.spec["outputs"][output]["axes"]
-        axes = {**candidate, **{axis: value for axis, value in attempt.axes.items() if axis in mine}}
+        axes = {**candidate, **attempt.axes}
         full = attempt.case.full or "mask" not in attempt.case.inputs
         if not full and any(axes.get(axis) in values for axis, values in table()["unmasked"].items()):
             return math.inf

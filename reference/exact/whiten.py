@@ -11,7 +11,6 @@ from goldenppo.reference.exact.number import (
     Number,
     lift,
     literal,
-    max_,
     parameter,
     sqrt,
     total,
@@ -66,7 +65,9 @@ def _scaled(centred: Sequence[Number], v: Number, epsilon: str) -> list[Number]:
         root = sqrt(v) + parameter(float(epsilon.removeprefix("std+")))
     else:
         small = parameter(1e-8)
-        root = sqrt(v + small if epsilon == "var+1e-8" else max_(v, small))
+        # The floor is no edge for a case to stay clear of: the answer is continuous there and has no gradient.
+        floored = small if v.value is not None and (v - small).value < 0 else v
+        root = sqrt(v + small if epsilon == "var+1e-8" else floored)
     return [widest(c / root, c * (1 / root)) for c in centred]
 
 
