@@ -171,12 +171,11 @@ def _pinned(report: OpReport, pin: dict, found: Comparison) -> None:
         if now["offered"]:
             found.outdated.append(f"{report.op}: not offered → offered")
         return
-    for axis in {**pin.get("variant", {}), **now["variant"]}:
-        was, is_now = pin.get("variant", {}).get(axis), now["variant"].get(axis)
-        if was == is_now:
-            continue
-        narrower = isinstance(was, list) and set(_listed(is_now)) < set(was) and is_now is not None
-        (found.outdated if narrower else found.failures).append(f"{report.op}.{axis}: {_say(was)} → {_say(is_now)}")
+    was, is_now = pin.get("variant"), now["variant"]
+    if was is None and is_now is not None:
+        found.outdated.append(f"{report.op}: conforms now")
+    elif was is not None and is_now is not None:  # a failing op has no variant, and its failures speak for themselves
+        _variants(report.op, was, is_now, found)
     if pin.get("gradients") != now["gradients"]:
         (found.outdated if now["gradients"] else found.failures).append(
             f"{report.op}: gradients {'are' if now['gradients'] else 'are no longer'} checked"
@@ -196,6 +195,15 @@ def _pinned(report: OpReport, pin: dict, found: Comparison) -> None:
             found.shown.append(f"{report.op} ({dtype}): the worst error grew from {before} to {use} of the tolerance")
 
 
+def _variants(op: str, was: dict, is_now: dict, found: Comparison) -> None:
+    """Axis by axis; values that are told apart now and were not before are an improvement."""
+    for axis in {**was, **is_now}:
+        before, after = was.get(axis), is_now.get(axis)
+        if before != after:
+            narrower = isinstance(before, list) and after is not None and set(_listed(after)) < set(before)
+            (found.outdated if narrower else found.failures).append(f"{op}.{axis}: {_say(before)} → {_say(after)}")
+
+
 def _listed(value) -> list:
     return value if isinstance(value, list) else [value]
 
@@ -211,9 +219,10 @@ def pinned(report: OpReport) -> dict:
     for verdict in compared:
         if verdict.verdict == "pass":
             worst[verdict.dtype] = max(worst.get(verdict.dtype, 0.0), verdict.use)
+    variant = {axis: values[0] if len(values) == 1 else list(values) for axis, values in report.variant.items()}
     return {
         "offered": report.verdict != "not-offered",
-        "variant": {axis: values[0] if len(values) == 1 else list(values) for axis, values in report.variant.items()},
+        "variant": None if report.failed else variant,
         "gradients": report.gradients,
         "precision": report.precision or None,
         "compared": len(compared),

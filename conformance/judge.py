@@ -91,10 +91,15 @@ def judge(op: str, found: list[Attempt], level: str) -> OpReport:
 
 
 def _low_precision(op: str, found: list[Attempt]) -> str:
-    """The 16-bit format in whose law every float32 answer is right, if there is one."""
-    for dtype in LOW_PRECISION:
-        laws = {"float64": dtype, "float32": dtype}
-        report = _judged(op, found, laws)
+    """The 16-bit format in whose law every float32 answer is right, if there is one.
+
+    float16 is the finer one and is tried first, unless results come back in bfloat16.
+    """
+    returned = {
+        got["dtype"] for attempt in found if "result" in attempt.answer for got in attempt.answer["result"]["outputs"].values()
+    }
+    for dtype in ("bfloat16", "float16") if "bfloat16" in returned else ("float16", "bfloat16"):
+        report = _judged(op, found, {"float64": dtype, "float32": dtype})
         if not any(v.verdict in ("fail", "error") and v.case.level == "must" for v in report.cases):
             return f"computes-in-{dtype}"
     return ""
@@ -140,7 +145,7 @@ def _match(output: str, got: dict, result: dict, entry: Entry, attempt: Attempt,
     if attempt.case.precision and law in LOW_PRECISION:
         law = attempt.case.precision
     parts = [(output, got, entry.block)]
-    if entry.gradients and result["dead"]:
+    if entry.gradients and result["dead"] and not _incomparable(got, entry.block):
         return Match(entry, float("inf"), output, 0, "gradient dead: the result does not require grad although an input did")
     parts += [
         (f"grad_{name}", result["gradients"][name], entry.gradients[name])

@@ -183,6 +183,8 @@ def _named(report: OpReport) -> list[str]:
     exact = [named for named in report.matches if named.exact]
     if not report.matches:
         return [wrap("matches no known deviation")] if not report.precision.startswith("computes") else []
+    if not exact and report.precision.startswith("computes"):
+        return []
     if not exact:
         nearest = report.matches[0]
         return [wrap(f"matches no known deviation; the nearest is {nearest.id} ({nearest.distance:.3g} × the tolerance away)")]
