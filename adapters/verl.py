@@ -1,0 +1,167 @@
+"""verl: its own core_algos, torch_functional and ray_trainer functions.
+
+verl multiplies by masks, so masks are floats; a boolean one would fail in `1 - mask`. Two of its settings have no off
+switch and are therefore parameters that a case must give: the dual clip (clip_ratio_c, 3 by default) and the clip of the
+critic (cliprange_value). Advantages come whitened; returns are not.
+"""
+
+from importlib import metadata
+
+from goldenppo.adapters import Unsupported
+
+try:
+    import torch
+    from verl import DataProto
+    from verl.experimental.reward_loop.reward_manager import base as reward_manager
+    from verl.trainer.ppo import core_algos, ray_trainer
+    from verl.utils import torch_functional
+    from verl.workers.config import FSDPActorConfig
+except ImportError as missing:
+    raise Unsupported(
+        f"verl is not importable here ({missing}); pip install 'verl==0.9.1' cachetools fastapi uvicorn, "
+        "or name an environment that has it: --python ENV/bin/python"
+    ) from None
+
+NAME = "verl"
+VERSION = metadata.version("verl")
+KNOWN_VERSIONS = ["0.9.1"]
+MASK = "float"
+SOURCES = {
+    "token_logprobs": "verl.utils.torch_functional:logprobs_from_logits",
+    "entropy": "verl.utils.torch_functional:entropy_from_logits",
+    "policy_loss": "verl.trainer.ppo.core_algos:compute_policy_loss_vanilla",
+    "value_loss": "verl.trainer.ppo.core_algos:compute_value_loss",
+    "kl_penalty": "verl.trainer.ppo.core_algos:kl_penalty",
+    "shaped_rewards": [
+        "verl.trainer.ppo.ray_trainer:apply_kl_penalty",
+        "verl.experimental.reward_loop.reward_manager.base:RewardManagerBase.assemble_rm_scores",
+    ],
+    "gae": "verl.trainer.ppo.core_algos:compute_gae_advantage_return",
+    "whiten": "verl.utils.torch_functional:masked_whiten",
+    "experience": ["verl.trainer.ppo.ray_trainer:apply_kl_penalty", "verl.trainer.ppo.ray_trainer:compute_advantage"],
+    "aggregate": "verl.trainer.ppo.core_algos:agg_loss",
+    "kl_controller": "verl.trainer.ppo.core_algos:AdaptiveKLController.update",
+}
+
+_AGGREGATIONS = {
+    "token_mean": "token-mean",
+    "token_sum": "token-sum",
+    "seq_mean_token_mean": "seq-mean-token-mean",
+    "seq_mean_token_sum": "seq-mean-token-sum",
+    "seq_mean_token_sum_norm": "seq-mean-token-sum-norm",
+}
+_ESTIMATORS = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl"}
+
+
+def token_logprobs(logits, tokens, *, temperature):
+    _untempered(temperature)
+    return torch_functional.logprobs_from_logits(logits[:, :-1], tokens[:, 1:])
+
+
+def entropy(logits, *, temperature):
+    _untempered(temperature)
+    return torch_functional.entropy_from_logits(logits)
+
+
+def policy_loss(logprobs, old_logprobs, advantages, mask, *, clip_low, clip_high, dual_clip, horizon, aggregation):
+    config = FSDPActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        clip_ratio_low=clip_low,
+        clip_ratio_high=clip_high,
+        clip_ratio_c=dual_clip,
+    )
+    config.global_batch_info["loss_scale_factor"] = horizon
+    loss, metrics = core_algos.compute_policy_loss_vanilla(
+        old_logprobs, logprobs, advantages, mask, loss_agg_mode=_mode(aggregation), config=config
+    )
+    return {"loss": loss, "clip_fraction": metrics["actor/pg_clipfrac"], "approx_kl": metrics["actor/ppo_kl"]}
+
+
+def value_loss(values, old_values, returns, mask, *, clip, horizon, aggregation):
+    loss, fraction = core_algos.compute_value_loss(
+        values, returns, old_values, mask, clip, loss_agg_mode=_mode(aggregation), loss_scale_factor=horizon
+    )
+    return {"loss": loss, "clip_fraction": fraction}
+
+
+def kl_penalty(logprobs, ref_logprobs, *, estimator):
+    return core_algos.kl_penalty(logprobs, ref_logprobs, _ESTIMATORS[estimator])
+
+
+def shaped_rewards(logprobs, ref_logprobs, scores, mask, *, kl_coef, estimator):
+    return _shaped(logprobs, ref_logprobs, scores, mask, kl_coef, estimator).batch["token_level_rewards"]
+
+
+def gae(rewards, values, mask, *, gamma, lam):
+    advantages, returns = core_algos.compute_gae_advantage_return(rewards, values, mask, gamma, lam)
+    return {"advantages": advantages, "returns": returns}
+
+
+def whiten(x, mask, *, mean):
+    return torch_functional.masked_whiten(x, mask, shift_mean=mean == "removed")
+
+
+def experience(logprobs, ref_logprobs, values, scores, mask, *, kl_coef, gamma, lam, estimator):
+    data = _shaped(logprobs, ref_logprobs, scores, mask, kl_coef, estimator)
+    data.batch["values"] = values
+    data = ray_trainer.compute_advantage(data, core_algos.AdvantageEstimator.GAE, gamma=gamma, lam=lam, config={})
+    return {
+        "rewards": data.batch["token_level_rewards"],
+        "advantages": data.batch["advantages"],
+        "returns": data.batch["returns"],
+    }
+
+
+def aggregate(x, mask, *, horizon, aggregation):
+    return core_algos.agg_loss(x, mask, _mode(aggregation), loss_scale_factor=horizon)
+
+
+def kl_controller(kl, *, init_coef, target, horizon, batch_size, controller):
+    if controller == "fixed":
+        keeper = core_algos.FixedKLController(init_coef)
+    else:
+        keeper = core_algos.AdaptiveKLController(init_coef, target, horizon)
+    coefficients = []
+    for observed in kl.tolist():
+        keeper.update(observed, batch_size)
+        coefficients.append(keeper.value)
+    return torch.tensor(coefficients, dtype=kl.dtype, device=kl.device)
+
+
+def _mode(aggregation: str) -> str:
+    if aggregation not in _AGGREGATIONS:
+        raise Unsupported("verl has no mean that reads no mask")
+    return _AGGREGATIONS[aggregation]
+
+
+def _untempered(temperature: float) -> None:
+    if temperature != 1:
+        raise Unsupported("verl's workers divide the logits by the temperature before they call this function")
+
+
+def _shaped(logprobs, ref_logprobs, scores, mask, kl_coef, estimator):
+    """A batch as the trainer has it after apply_kl_penalty.
+
+    The score is placed by the attention mask, which counts tool output inside a response, and the KL by the response mask.
+    """
+    position = torch.arange(mask.shape[1], device=mask.device)
+    attended = (mask.flip(1).cumsum(1).flip(1) > 0).long() * torch.ones_like(position)
+    prompt = torch.ones(len(mask), 1, dtype=torch.long, device=mask.device)
+    data = DataProto.from_single_dict(
+        {
+            "prompts": prompt,
+            "responses": torch.ones_like(attended),
+            "attention_mask": torch.cat([prompt, attended], 1),
+            "response_mask": mask,
+            "old_log_probs": logprobs,
+            "ref_log_prob": ref_logprobs,
+        }
+    )
+    if not bool(attended.any(1).all()):
+        raise Unsupported("verl puts the score of an empty response in the last column")
+    placed = reward_manager.RewardManagerBase.assemble_rm_scores(data, scores.tolist())
+    data.batch["token_level_scores"] = placed
+    data, _ = ray_trainer.apply_kl_penalty(data, core_algos.FixedKLController(kl_coef), kl_penalty=_ESTIMATORS[estimator])
+    return data
