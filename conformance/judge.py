@@ -119,7 +119,7 @@ def _judged(op: str, found: list[Attempt], laws: dict[str, str]) -> OpReport:
         return _decide(attempt, matched[id(attempt)], left)
 
     report = OpReport(op, "", cases=_summary(found, left, decide))
-    report.variant = _variant(op, left, found)
+    report.variant = _variant(op, left, found, report.notes)
     report.gradients = any(attempt.answer["result"]["gradients"] for attempt in found if "result" in attempt.answer)
     return report
 
@@ -273,7 +273,7 @@ def _worst_of(verdicts: list[Verdict]) -> Verdict:
     return max(verdicts, key=lambda verdict: _SEVERITY.index(verdict.verdict))
 
 
-def _variant(op: str, left: dict[str, set], found: list[Attempt]) -> dict:
+def _variant(op: str, left: dict[str, set], found: list[Attempt], contradictions: list[str]) -> dict:
     """What is left on each axis: a value, or the list of values that could not be told apart, or that are all offered."""
     asked = {axis: [] for attempt in found for axis in attempt.axes}
     for attempt in found:
@@ -289,7 +289,10 @@ def _variant(op: str, left: dict[str, set], found: list[Attempt]) -> dict:
                 values = asked[axis]
             else:
                 values = {dict(item)[axis] for item in variants if axis in dict(item)}
-                values = values & set(variant.get(axis, values)) or values
+                before = set(variant.get(axis, values))
+                if values and not values & before:  # one output clamps, another does not: the first one speaks
+                    contradictions.append(f"{output} has {axis} {', '.join(map(str, sorted(values, key=order.index)))}")
+                values = values & before or before
             under = table()["ops"][op].get("acts_under", {}).get(axis, {})
             if values and all(set(active) & set(variant.get(other, active)) for other, active in under.items()):
                 variant[axis] = sorted(values, key=order.index)

@@ -62,6 +62,7 @@ def run_check(session, ops: list[str], level: str, dtypes: tuple[str, ...], devi
             report.matches = name(report, found)
             if report.matches and report.matches[0].exact:
                 judging.retell(report, report.matches[0].variant)
+                report.precision = ""  # a bug that gives these very numbers is the better explanation
         check.ops.append(report)
         check.attempts[op] = found
     check.exit_code = exit_code(check)

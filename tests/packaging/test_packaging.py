@@ -60,7 +60,7 @@ def environment(folder: Path) -> Path:
 
 
 def install(python: Path, *what: str | Path) -> None:
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps"]
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--ignore-installed", "--quiet", "--no-index", "--no-deps"]
     run([*pip, *what], python.parent)
 
 
