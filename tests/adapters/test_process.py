@@ -17,7 +17,8 @@ for line in sys.stdin:
         answer = {"hello": {"name": "toy", "ops": {"total_loss": {}}}}
     else:
         i, p = request["inputs"], request["params"]
-        loss = i["policy_loss"] + p["vf_coef"] * i["value_loss"] - p["entropy_coef"] * i["entropy"] + p["kl_loss_coef"] * i["kl_loss"]
+        loss = i["policy_loss"] + p["vf_coef"] * i["value_loss"]
+        loss += p["kl_loss_coef"] * i["kl_loss"] - p["entropy_coef"] * i["entropy"]
         answer = {"result": {"outputs": {"loss": loss}, "gradients": {
             "policy_loss": 1.0, "value_loss": p["vf_coef"], "entropy": -p["entropy_coef"], "kl_loss": p["kl_loss_coef"]}}}
     BEHAVIOUR
@@ -45,7 +46,7 @@ def test_a_good_harness_conforms(check):
 
 
 def test_a_wrong_number_fails(check):
-    code, output = check("""answer = json.loads(json.dumps(answer).replace('"loss": ', '"loss": 1'))""")
+    code, _ = check("""answer = json.loads(json.dumps(answer).replace('"loss": ', '"loss": 1'))""")
 
     assert code == 1
 
