@@ -1,4 +1,4 @@
-"""verl: its own core_algos, torch_functional and ray_trainer functions.
+"""verl: its own core_algos, torch_functional, ray_trainer and FSDP engine functions.
 
 verl multiplies by masks, so masks are floats; a boolean one would fail in `1 - mask`. Two of its settings have no off
 switch and are therefore parameters that a case must give: the dual clip (clip_ratio_c, 3 by default) and the clip of the
@@ -6,16 +6,19 @@ critic (cliprange_value). Advantages come whitened; returns are not.
 """
 
 from importlib import metadata
+from types import SimpleNamespace
 
 from goldenppo.adapters import Unsupported
 
 try:
     import torch
+    from tensordict import TensorDict
     from verl import DataProto
     from verl.experimental.reward_loop.reward_manager import base as reward_manager
     from verl.trainer.ppo import core_algos, ray_trainer
-    from verl.utils import torch_functional
+    from verl.utils import tensordict_utils, torch_functional
     from verl.workers.config import FSDPActorConfig
+    from verl.workers.engine.fsdp import transformer_impl as engines
 except ImportError as missing:
     raise Unsupported(
         f"verl is not importable here ({missing}); pip install 'verl==0.9.1' cachetools fastapi uvicorn, "
@@ -26,9 +29,10 @@ NAME = "verl"
 VERSION = metadata.version("verl")
 KNOWN_VERSIONS = ["0.9.1"]
 MASK = "float"
+_ENGINE = "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead"
 SOURCES = {
-    "token_logprobs": "verl.utils.torch_functional:logprobs_from_logits",
-    "entropy": "verl.utils.torch_functional:entropy_from_logits",
+    "token_logprobs": [f"{_ENGINE}.prepare_model_inputs", f"{_ENGINE}.prepare_model_outputs"],
+    "entropy": [f"{_ENGINE}.prepare_model_outputs", "verl.utils.torch_functional:entropy_from_logits"],
     "policy_loss": "verl.trainer.ppo.core_algos:compute_policy_loss_vanilla",
     "value_loss": "verl.trainer.ppo.core_algos:compute_value_loss",
     "kl_penalty": "verl.trainer.ppo.core_algos:kl_penalty",
@@ -54,13 +58,12 @@ _ESTIMATORS = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl"}
 
 
 def token_logprobs(logits, tokens, *, temperature):
-    _untempered(temperature)
-    return torch_functional.logprobs_from_logits(logits[:, :-1], tokens[:, 1:])
+    return _forward(logits, tokens, temperature)["log_probs"].values().view(tokens.shape)[:, :-1]
 
 
 def entropy(logits, *, temperature):
-    _untempered(temperature)
-    return torch_functional.entropy_from_logits(logits)
+    tokens = torch.zeros(logits.shape[:2], dtype=torch.long, device=logits.device)
+    return _forward(logits, tokens, temperature)["entropy"].values().view(tokens.shape)
 
 
 def policy_loss(logprobs, old_logprobs, advantages, mask, *, clip_low, clip_high, dual_clip, horizon, aggregation):
@@ -86,7 +89,9 @@ def value_loss(values, old_values, returns, mask, *, clip, horizon, aggregation)
     return {"loss": loss, "clip_fraction": fraction}
 
 
-def kl_penalty(logprobs, ref_logprobs, *, estimator):
+def kl_penalty(logprobs, ref_logprobs, *, estimator, clamp):
+    if (estimator == "k3") != (clamp == 10):
+        raise Unsupported("verl clamps k3 at 10 and no other estimator")
     return core_algos.kl_penalty(logprobs, ref_logprobs, _ESTIMATORS[estimator])
 
 
@@ -136,9 +141,19 @@ def _mode(aggregation: str) -> str:
     return _AGGREGATIONS[aggregation]
 
 
-def _untempered(temperature: float) -> None:
-    if temperature != 1:
-        raise Unsupported("verl's workers divide the logits by the temperature before they call this function")
+def _forward(logits, tokens, temperature):
+    """What the FSDP engine makes of a language model's logits [B, L, V]; rows have no padding, as the engine wants them."""
+    engine = object.__new__(engines.FSDPEngineWithLMHead)
+    engine.pad_to_length, engine.use_ulysses_sp = None, False
+    engine.engine_config = SimpleNamespace(entropy_checkpointing=False, entropy_from_logits_with_chunking=False)
+    engine.compute_entropy_from_logits = torch_functional.entropy_from_logits
+    rows = torch.nested.as_nested_tensor(list(tokens), layout=torch.jagged)
+    batch = TensorDict({"input_ids": rows, "position_ids": rows}, batch_size=[len(tokens)])
+    tensordict_utils.assign_non_tensor_data(batch, "temperature", temperature)
+    tensordict_utils.assign_non_tensor_data(batch, "calculate_entropy", True)
+    _, arguments = engine.prepare_model_inputs(batch)
+    answer = SimpleNamespace(logits=logits.flatten(0, 1).unsqueeze(0))
+    return engine.prepare_model_outputs(answer, arguments, batch, None)
 
 
 def _shaped(logprobs, ref_logprobs, scores, mask, kl_coef, estimator):

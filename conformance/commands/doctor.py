@@ -66,11 +66,34 @@ def main(args) -> int:
         elif not d.named:
             why = ", which gives the same numbers here" if d.among else ""
             print(wrap(f"not named first: {d.id}; named {d.first or 'nothing'}{why}"))
+    if not args.op:
+        print(wrap(reports(), ""))
     wrong = correct(ops)
     for line in wrong:
         print(wrap(f"a correct implementation fails: {line}"))
     print(f"caught {caught}/{len(found)}, named first {named}/{len(found)}, correct implementations failing: {len(wrong)}")
     return 1 if caught < len(found) or named < 0.95 * len(found) or wrong else 0
+
+
+def reports() -> str:
+    """Counts of public reports by what became of them: signatures, variants, precision, or the tier that has to catch them."""
+    from goldenppo.conformance.cases import read_yaml
+
+    catalogue = read_yaml("deviations.yaml")
+    covered = {bug for entry in catalogue["deviations"].values() for bug in entry.get("bugs") or []}
+    signatures = sum(bool(entry.get("bugs")) for entry in catalogue["deviations"].values())
+    textbook = len(catalogue["deviations"]) - signatures
+    variants = {bug for entry in catalogue["links_of_variants"] for bug in entry.get("bugs") or []}
+    precision = {bug for entry in catalogue["precision"].values() for bug in entry.get("bugs") or []}
+    tiers: dict[str, int] = {}
+    for entry in catalogue["not_op_expressible"]:
+        tiers[entry["tier"]] = tiers.get(entry["tier"], 0) + 1
+    rest = ", ".join(f"{count} {tier}" for tier, count in tiers.items())
+    total = len(covered) + len(variants) + len(precision) + sum(tiers.values())
+    return (
+        f"{total} public reports: {len(covered)} in {signatures} signatures, {len(variants)} are documented variants, "
+        f"{len(precision)} are precision, {sum(tiers.values())} no op can express ({rest}); {textbook} textbook signatures more"
+    )
 
 
 def diagnose(op: str) -> list[Diagnosis]:

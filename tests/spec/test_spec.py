@@ -1,12 +1,12 @@
 """The spec holds together: chapters, clauses, worked examples, variants."""
 
 import doctest
-import itertools
 import re
 
 import pytest
 
 from goldenppo.conformance.cases import clauses, folder, load, read_yaml, table
+from goldenppo.conformance.coverage import FAR, best_case, page, pairs
 
 OPS = list(table()["ops"])
 ALL = {op: load(op) for op in OPS}
@@ -75,42 +75,16 @@ def test_links_are_web_addresses():
             assert all(link.startswith("http") for link in value["links"])
 
 
-def separation(case, axis, one, other, dtype):
-    """How far apart two values of an axis are in a case, in tolerances of a dtype."""
-    from goldenppo.conformance.law import DTYPES, tolerance
-
-    law, furthest = DTYPES[dtype], 0.0
-    for output, about in table()["ops"][case.op]["outputs"].items():
-        if axis not in about["axes"]:
-            continue
-        for a, b in itertools.product(case.answers[output], repeat=2):
-            if one not in a.when.get(axis, [one]) or other not in b.when.get(axis, [other]) or a is b:
-                continue
-            rest = set(a.when) | set(b.when)
-            if any(
-                not set(a.when.get(name, table()["axes"][name])) & set(b.when.get(name, table()["axes"][name]))
-                for name in rest - {axis}
-            ):
-                continue
-            pairs = [(a.block, b.block), *((a.gradients[name], b.gradients[name]) for name in a.gradients)]
-            for x, y in pairs:
-                for want, wrong, gauge in zip(x.want, y.want, x.gauge, strict=True):
-                    if want is None or wrong is None:
-                        furthest = max(furthest, 1e9 if want is not wrong else 0.0)
-                    elif (want != want) != (wrong != wrong):
-                        furthest = 1e9
-                    else:
-                        furthest = max(furthest, abs(want - wrong) / tolerance(want, gauge, law, law))
-    return furthest
-
-
 @pytest.mark.parametrize("op", OPS)
 def test_every_pair_of_values_of_an_axis_is_told_apart_by_a_case(op):
     """By at least ten tolerances at float32; at float64 for epsilon and denominator."""
-    axes = dict.fromkeys(axis for about in table()["ops"][op]["outputs"].values() for axis in about["axes"])
-    for axis in axes:
-        dtype = "float64" if axis in ("epsilon", "denominator") else "float32"
-        for one, other in itertools.combinations(table()["axes"][axis], 2):
-            if "plain_mean" in (one, other):
-                continue  # defined only where it cannot be told from the token mean by a right answer
-            assert any(separation(case, axis, one, other, dtype) >= 10 for case in ALL[op]), (axis, one, other)
+    for axis, one, other in pairs(op):
+        best, _ = best_case(op, axis, one, other)
+        assert best >= FAR, (axis, one, other, best)
+
+
+def test_the_page_of_cases_is_up_to_date():
+    """docs/cases.md is generated: python -m goldenppo.conformance.coverage > docs/cases.md"""
+    written = (folder("spec").parent / "docs" / "cases.md").read_text(encoding="utf-8")
+
+    assert written == page()
