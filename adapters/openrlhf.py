@@ -42,17 +42,21 @@ utils = importlib.import_module("openrlhf.models.utils")
 losses = importlib.import_module("openrlhf.models.loss")
 experience_maker = importlib.import_module("openrlhf.trainer.ppo_utils.experience_maker")
 controllers = importlib.import_module("openrlhf.trainer.ppo_utils.kl_controller")
+_MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
 
 NAME = "openrlhf"
 KNOWN_VERSIONS = ["0.11.2"]
 MASK = "float"
 SOURCES = {
     "token_logprobs": "openrlhf.models.utils:log_probs_from_logits",
+    "entropy": "openrlhf.models.utils:compute_entropy",
     "policy_loss": "openrlhf.models.loss:PolicyLoss.forward",
     "value_loss": "openrlhf.models.loss:ValueLoss.forward",
     "kl_penalty": "openrlhf.models.utils:compute_approx_kl",
     "shaped_rewards": ["openrlhf.models.utils:compute_approx_kl", "openrlhf.models.utils:compute_reward"],
-    "gae": "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker.get_advantages_and_returns",
+    "gae": f"{_MAKER}.get_advantages_and_returns",
+    "whiten": f"{_MAKER}.compute_advantages_and_returns",
+    "experience": [f"{_MAKER}.compute_advantages_and_returns", f"{_MAKER}.get_advantages_and_returns"],
     "aggregate": "openrlhf.models.loss:aggregate_loss",
     "kl_controller": "openrlhf.trainer.ppo_utils.kl_controller:AdaptiveKLController.update",
     "reward_model_loss": "openrlhf.models.loss:PairWiseLoss.forward",
@@ -62,6 +66,13 @@ SOURCES = {
 
 def token_logprobs(logits, tokens, *, temperature):
     return utils.log_probs_from_logits(logits[:, :-1], tokens[:, 1:], temperature)
+
+
+def entropy(logits, *, temperature):
+    if temperature != 1:
+        raise Unsupported("OpenRLHF's actor divides the logits by the temperature before it calls this function")
+    with torch.compiler.set_stance("force_eager"):  # it is compiled, which needs a C++ compiler and changes no formula
+        return utils.compute_entropy(logits)
 
 
 def policy_loss(logprobs, old_logprobs, advantages, mask, *, clip_low, clip_high, dual_clip=None, aggregation):
@@ -81,19 +92,26 @@ def kl_penalty(logprobs, ref_logprobs, *, estimator):
 
 
 def shaped_rewards(logprobs, ref_logprobs, scores, mask, *, kl_coef, score_clip=None, estimator):
-    if not bool(mask.any(1).all()):
-        raise Unsupported("OpenRLHF puts the score of an empty response in the last column")
-    # models/actor.py, Actor.forward multiplies log-probs by the action mask: masked slots hold zeros
-    logprobs, ref_logprobs = logprobs.masked_fill(mask == 0, 0.0), ref_logprobs.masked_fill(mask == 0, 0.0)
-    kl = utils.compute_approx_kl(logprobs, ref_logprobs, kl_estimator=_known(estimator))
-    bounds = None if score_clip is None else (-score_clip, score_clip)
-    return utils.compute_reward(scores, kl_coef, kl, mask, bounds)
+    kl = _kl(logprobs, ref_logprobs, mask, estimator)
+    return utils.compute_reward(scores, kl_coef, kl, mask, _bounds(score_clip))
 
 
 def gae(rewards, values, mask, *, gamma, lam):
     maker = object.__new__(experience_maker.RemoteExperienceMaker)  # the method reads no attribute
     advantages, returns = maker.get_advantages_and_returns(values, rewards, mask, gamma, lam)
     return {"advantages": advantages, "returns": returns}
+
+
+def whiten(x, mask):
+    # With gamma and values of 0 the advantage of a token is its reward, here minus its KL: x, bit by bit.
+    scores, values = torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+    return _experience(-x, values, scores, mask, kl_coef=1.0, gamma=0.0, lam=0.0).advantages
+
+
+def experience(logprobs, ref_logprobs, values, scores, mask, *, kl_coef, gamma, lam, score_clip=None, estimator):
+    """Returns only: the rewards are not kept, and the variance of the whitening (biased) is an axis of `whiten`."""
+    kl = _kl(logprobs, ref_logprobs, mask, estimator)
+    return {"returns": _experience(kl, values, scores, mask, kl_coef, gamma, lam, _bounds(score_clip)).returns}
 
 
 def aggregate(x, mask, *, aggregation):
@@ -126,6 +144,38 @@ def _by_token(aggregation: str) -> bool:
     if aggregation not in ("token_mean", "seq_mean_token_mean"):
         raise Unsupported("OpenRLHF offers token_mean and seq_mean_token_mean")
     return aggregation == "token_mean"
+
+
+def _kl(logprobs, ref_logprobs, mask, estimator):
+    """The KL as the experience maker has it."""
+    if not bool(mask.any(1).all()):
+        raise Unsupported("OpenRLHF puts the score of an empty response in the last column")
+    # models/actor.py, Actor.forward multiplies log-probs by the action mask: masked slots hold zeros
+    logprobs, ref_logprobs = logprobs.masked_fill(mask == 0, 0.0), ref_logprobs.masked_fill(mask == 0, 0.0)
+    return utils.compute_approx_kl(logprobs, ref_logprobs, kl_estimator=_known(estimator))
+
+
+def _bounds(score_clip):
+    return None if score_clip is None else (-score_clip, score_clip)
+
+
+def _experience(kl, values, scores, mask, kl_coef, gamma, lam, bounds=None):
+    """One batch after the real compute_advantages_and_returns."""
+    advantage = types.SimpleNamespace(estimator="gae", gamma=gamma, lambd=lam, no_std_norm=False)
+    reward = types.SimpleNamespace(clip_range=bounds, overlong_buffer_len=None, stop_properly_penalty_coef=None)
+    args = types.SimpleNamespace(
+        algo=types.SimpleNamespace(advantage=advantage),
+        reward=reward,
+        rollout=types.SimpleNamespace(n_samples_per_prompt=1),
+    )
+    maker = object.__new__(experience_maker.RemoteExperienceMaker)
+    maker.strategy = types.SimpleNamespace(args=args)
+    maker.advantage_estimator = "gae"
+    maker.kl_ctl = controllers.FixedKLController(kl_coef)
+    batch = experience_maker.Experience(
+        index=list(range(len(mask))), rewards=scores, kl=kl, values=values, action_mask=mask, info={}
+    )
+    return maker.compute_advantages_and_returns([batch])[0]
 
 
 def _known(estimator: str) -> str:

@@ -27,6 +27,11 @@ except ImportError as missing:
 NAME = "torchtune"
 VERSION = metadata.version("torchtune")
 KNOWN_VERSIONS = ["0.6.1"]
+# Said by the recipe (generate_trajectory, steps 5 and 6), so that a departure is held against what is meant there.
+VARIANTS = {
+    "shaped_rewards": {"estimator": "k1", "score_at": "first_pad", "level": "token", "missing_eos": "replace"},
+    "experience": {"estimator": "k1", "score_at": "first_pad", "whitening": "inside"},
+}
 
 
 def _load_recipe():

@@ -148,7 +148,7 @@ def examine(identifier: str, function, cases: list, level: str, axes: dict, eval
     return Diagnosis(op, identifier, level, caught, ids[0] if ids else "", identifier in ids)
 
 
-def planted(op: str, function, cases: list, axes: dict | None = None) -> list:
+def planted(op: str, function, cases: list, axes: dict | None = None, dtypes: tuple = ("float64", "float32")) -> list:
     """All attempts of a function posing as a trainer that has one fixed convention and takes no axis.
 
     Args:
@@ -156,6 +156,7 @@ def planted(op: str, function, cases: list, axes: dict | None = None) -> list:
         function: with the op's signature.
         cases: cases to run.
         axes: the convention, where it is not the default of every axis.
+        dtypes: dtypes to run in.
     """
     import types
 
@@ -169,7 +170,7 @@ def planted(op: str, function, cases: list, axes: dict | None = None) -> list:
     setattr(module, op, without_axes(function, axes_of(spec), axes or {}))
     session = Session(module, {"ops": {op: spec}, "axes": table()["axes"]})
     offer = session.hello()["ops"][op]
-    return list(attempts(session, op, offer, cases, ("float64", "float32"), "cpu"))
+    return list(attempts(session, op, offer, cases, dtypes, "cpu"))
 
 
 def without_axes(function, axes: list[str], fixed: dict):

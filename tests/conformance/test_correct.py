@@ -19,7 +19,12 @@ def must(op):
 
 @pytest.mark.parametrize(("label", "op", "function"), IMPLEMENTATIONS, ids=[f"{op}: {label}" for label, op, _ in IMPLEMENTATIONS])
 def test_a_correct_implementation_passes_and_uses_less_than_half_of_the_tolerance(label, op, function):
-    report = judge(op, planted(op, function, must(op)), "must")
+    # at float16 the poison of masked slots overflows in an exponential, so what multiplies by the mask is wrong there
+    dtypes = (
+        ("float64", "float32", "bfloat16") if label == "multiplies by the mask" else ("float64", "float32", "float16", "bfloat16")
+    )
+
+    report = judge(op, planted(op, function, must(op), dtypes=dtypes), "must")
 
     assert report.verdict == "conforms", [(v.case.id, v.dtype, v.use) for v in report.failed]
     assert max(v.use for v in report.cases if v.verdict == "pass") < 0.5
