@@ -12,7 +12,6 @@ from goldenppo.adapters import Unsupported
 
 try:
     import torch
-    from tensordict import TensorDict
     from verl import DataProto
     from verl.experimental.reward_loop.reward_manager import base as reward_manager
     from verl.trainer.ppo import core_algos, ray_trainer
@@ -148,7 +147,7 @@ def _forward(logits, tokens, temperature):
     engine.engine_config = SimpleNamespace(entropy_checkpointing=False, entropy_from_logits_with_chunking=False)
     engine.compute_entropy_from_logits = torch_functional.entropy_from_logits
     rows = torch.nested.as_nested_tensor(list(tokens), layout=torch.jagged)
-    batch = TensorDict({"input_ids": rows, "position_ids": rows}, batch_size=[len(tokens)])
+    batch = engines.TensorDict({"input_ids": rows, "position_ids": rows}, batch_size=[len(tokens)])
     tensordict_utils.assign_non_tensor_data(batch, "temperature", temperature)
     tensordict_utils.assign_non_tensor_data(batch, "calculate_entropy", True)
     _, arguments = engine.prepare_model_inputs(batch)

@@ -45,8 +45,9 @@ def separation(case: Case, axis: str, one, other, dtype: str) -> float:
 
 def _differ_only_in(a: Entry, b: Entry, axis: str, one, other) -> bool:
     """Whether a speaks for one value, b for the other, and both for a common value of every other axis."""
-    if one not in a.when.get(axis, [one]) or other not in b.when.get(axis, [other]):
-        return False
+    mine, theirs = a.when.get(axis, table()["axes"][axis]), b.when.get(axis, table()["axes"][axis])
+    if one not in mine or other not in theirs or other in mine or one in theirs:
+        return False  # an answer that both values share separates nothing, nor do two that are both right
     rest = (a.when.keys() | b.when.keys()) - {axis}
     every = table()["axes"]
     return all(set(a.when.get(name, every[name])) & set(b.when.get(name, every[name])) for name in rest)
