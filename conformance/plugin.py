@@ -44,58 +44,68 @@ class _Collected:
 
 @functools.lru_cache(maxsize=4)
 def checked(word: str, level: str):
-    """The check of an adapter, run once per process."""
+    """The check of an adapter, run once per process; or None and the sentence that says why there is no verdict."""
+    from goldenppo.adapters.interface import AdapterError, UsageError
     from goldenppo.conformance.result import run_check
     from goldenppo.conformance.run import DTYPES
     from goldenppo.conformance.targets import open_adapter
 
-    session = open_adapter(word)
     try:
-        return run_check(session, [], level, DTYPES, "cpu")
-    finally:
-        session.close()
+        session = open_adapter(word)
+        try:
+            check = run_check(session, [], level, DTYPES, "cpu")
+        finally:
+            session.close()
+    except (AdapterError, UsageError) as problem:
+        return None, str(problem)
+    return check, f"{word}: nothing was compared" if check.exit_code == 4 else ""
 
 
 class _Adapter(pytest.Collector):
     """All cases of one adapter that were offered, by id and dtype."""
 
     def collect(self):
-        level = self.config.getoption("goldenppo_level")
-        check = checked(self.name, level)
-        rows = [(report, verdict) for report in check.ops for verdict in report.cases]
-        if check.exit_code == 4:
-            raise self.CollectError(f"{self.name}: nothing was compared")
-        return [_CaseItem.from_parent(self, name=f"{v.case.id}[{v.dtype}]", report=report, verdict=v) for report, v in rows]
+        check, problem = checked(self.name, self.config.getoption("goldenppo_level"))
+        if problem:
+            return [_CaseItem.from_parent(self, name="no verdict", settled=functools.partial(_fail, problem))]
+        return [
+            _CaseItem.from_parent(
+                self, name=f"{verdict.case.id}[{verdict.dtype}]", settled=functools.partial(settle, report, verdict)
+            )
+            for report in check.ops
+            for verdict in report.cases
+        ]
 
 
 class _CaseItem(pytest.Item):
-    """One case at one dtype."""
+    """One case at one dtype; or the sentence that says why there is no verdict."""
 
-    def __init__(self, *, report, verdict, **kwargs):
+    def __init__(self, *, settled, **kwargs):
         super().__init__(**kwargs)
-        self.report, self.verdict = report, verdict
+        self.settled = settled
 
     def runtest(self) -> None:
-        settle(self.report, self.verdict)
-
-    def repr_failure(self, excinfo, style=None):
-        if isinstance(excinfo.value, AssertionError):
-            return str(excinfo.value)
-        return super().repr_failure(excinfo, style)
+        self.settled()
 
     def reportinfo(self):
         return self.path, None, f"goldenppo {self.name}"
 
 
 def settle(report, verdict) -> None:
-    """Passes, skips or fails the running test as the verdict says."""
+    """Passes, skips, xfails or fails the running test as the verdict says."""
     from goldenppo.conformance.render.junit import message
 
-    __tracebackhide__ = True
     if verdict in report.failed:
-        raise AssertionError(f"{verdict.case.purpose}\n{message(report, verdict)}\ngoldenppo explain {verdict.case.id}")
+        _fail(f"{verdict.case.purpose}\n{message(report, verdict)}\ngoldenppo explain {verdict.case.id}")
+    if verdict.verdict in ("fail", "error"):  # above the level that decides
+        pytest.xfail(f"{verdict.case.level}: {verdict.reason or message(report, verdict)}")
     if verdict.verdict not in ("pass", "coarse"):
         pytest.skip(verdict.reason or verdict.verdict)
+
+
+def _fail(sentence: str) -> None:
+    """Fails the running test with a sentence and no traceback."""
+    pytest.fail(sentence, pytrace=False)
 
 
 def conformance_tests(word: str, op: str, level: str = "must"):
@@ -113,8 +123,10 @@ def conformance_tests(word: str, op: str, level: str = "must"):
 
     @pytest.mark.parametrize(("case", "dtype"), ids, ids=[f"{case}[{dtype}]" for case, dtype in ids])
     def test_case(case, dtype):
-        __tracebackhide__ = True
-        report = next(report for report in checked(word, level).ops if report.op == op)
+        check, problem = checked(word, level)
+        if problem:
+            _fail(problem)
+        report = next(report for report in check.ops if report.op == op)
         verdict = next((v for v in report.cases if v.case.id == case and v.dtype == dtype), None)
         if verdict is None:
             pytest.skip("; ".join(report.notes) or f"{op} is not offered")
