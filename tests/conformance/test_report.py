@@ -97,7 +97,8 @@ def test_what_a_trainer_says_is_text(results, tmp_path):
         case |= {"purpose": evil, "reason": evil, "got": evil, "dtype": evil, "level": evil, "matches": [evil]}
     (tmp_path / "evil.json").write_text(json.dumps(result))
 
-    assert main(["report", str(tmp_path / "evil.json"), "--html", str(tmp_path / "e.html"), "--markdown", str(tmp_path / "e.md")]) == 0
+    html, table = str(tmp_path / "e.html"), str(tmp_path / "e.md")
+    assert main(["report", str(tmp_path / "evil.json"), "--html", html, "--markdown", table]) == 0
 
     tags = [tag for tag, _ in Elements((tmp_path / "e.html").read_text()).found]
     assert tags.count("script") == 1 and "img" not in tags
@@ -141,7 +142,8 @@ def test_the_badge_shows_level_and_counts(results, tmp_path):
         ('{"schema": "other/1"}', "its schema is 'other/1'"),
         ('{"schema": "goldenppo/result/1"}', "suite is no object"),
         (
-            '{"schema": "goldenppo/result/1", "suite": {"version": "1", "fixtures": "f"}, "adapter": {"name": "n", "version": ""},'
+            '{"schema": "goldenppo/result/1", "suite": {"version": "1", "fixtures": "f"}, '
+            '"adapter": {"name": "n", "version": ""}, '
             '"environment": {}, "level": "must", "ops": [3], "cases": []}',
             "ops[0] is no object",
         ),
@@ -160,7 +162,8 @@ def test_a_file_that_is_no_result_is_a_usage_error(tmp_path, capsys, text, says)
 
 def test_usage_errors_end_2(results, capsys):
     right = str(results / "right.json")
-    for words in ([], [right, right, "--badge", "b.json"], [right, "--html", "/no/such/folder/r.html"], [right, "--markdown", "/"]):
+    badge, html = ["--badge", "b.json"], ["--html", "/no/such/folder/r.html"]
+    for words in ([], [right, right, *badge], [right, *html], [right, "--markdown", "/"]):
         assert main(["report", *words]) == 2
         assert capsys.readouterr().err.startswith("goldenppo: ")
 
