@@ -17,6 +17,15 @@ def numbers(nested):
     return _SPECIAL[nested] if isinstance(nested, str) else nested
 
 
+def words(value):
+    """Turns numbers that are not finite into strings, at any depth: JSON has none."""
+    if isinstance(value, dict):
+        return {key: words(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [words(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class Torch:
     """torch tensors; gradients by autograd."""
 

@@ -14,7 +14,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-from goldenppo.adapters.arrays import numbers
+from goldenppo.adapters.arrays import numbers, words
 from goldenppo.adapters.interface import AdapterError, UsageError
 from goldenppo.adapters.worker import PROTOCOL
 
@@ -110,7 +110,7 @@ class Process:
     def _ask(self, message: dict, limit: float) -> dict:
         self.seq += 1
         try:
-            self.process.stdin.write(json.dumps({"seq": self.seq, **message}).encode() + b"\n")
+            self.process.stdin.write(json.dumps(words({"seq": self.seq, **message}), allow_nan=False).encode() + b"\n")
             self.process.stdin.flush()
         except OSError:
             self._died()

@@ -19,7 +19,7 @@ import importlib
 import inspect
 import traceback
 
-from goldenppo.adapters.arrays import LIBRARIES, numbers
+from goldenppo.adapters.arrays import LIBRARIES
 from goldenppo.adapters.binding import Bound, NotTheOp, bind, keyword_arguments
 from goldenppo.adapters.interface import AdapterError, Unsupported
 
@@ -101,9 +101,9 @@ class Session:
         for name, value in keywords.items():
             about = spec["params"].get(name, {})
             if "shape" in about:
-                keywords[name] = library.make(numbers(value), self._dtype(name, about, dtype))
+                keywords[name] = library.make(value, self._dtype(name, about, dtype))
         arrays = {
-            name: library.make(numbers(given[name]), self._dtype(name, spec["inputs"][name], dtype)) for name in bound.inputs
+            name: library.make(given[name], self._dtype(name, spec["inputs"][name], dtype)) for name in bound.inputs
         }
         tracked = [name for name in (*request["gradients"], *request["constants"]) if name in arrays]
         if self.arrays == "torch":

@@ -22,6 +22,7 @@ def serve(word: str, source: str | None, requests, answers) -> None:
         requests: lines to read.
         answers: function that writes one answer.
     """
+    from goldenppo.adapters.arrays import numbers
     from goldenppo.adapters.interface import AdapterError, UsageError
     from goldenppo.adapters.loader import load
     from goldenppo.adapters.session import Session
@@ -38,6 +39,8 @@ def serve(word: str, source: str | None, requests, answers) -> None:
             except (AdapterError, UsageError) as problem:
                 answer = {"refused": str(problem)}
         else:
+            for part in ("inputs", "params"):
+                request[part] = {name: numbers(value) for name, value in request[part].items()}
             answer = session.call(request)
         answers({"seq": request["seq"], **answer})
 
@@ -49,23 +52,16 @@ def _stub_package() -> None:
     sys.modules["goldenppo"] = package
 
 
-def _plain(value):
-    """Non-finite numbers as strings: JSON has none."""
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
-
-
 def main() -> None:
     _stub_package()
+    from goldenppo.adapters.arrays import words
+
     # Trainers print while they are imported and run. The protocol keeps the real stdout for itself; prints go to stderr.
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
     def answer(message: dict) -> None:
-        channel.write(json.dumps(_plain(message), allow_nan=False) + "\n")
+        channel.write(json.dumps(words(message), allow_nan=False) + "\n")
         channel.flush()
 
     here = str(Path(__file__).resolve().parent)

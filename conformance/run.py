@@ -51,7 +51,7 @@ def attempts(session, op: str, offer: dict, cases: list[Case], dtypes: tuple[str
 
 
 def calls(case: Case, offer: dict) -> list[dict]:
-    """The axis values to ask for: one combination per distinct set of answers, and every value at least once.
+    """The axis values to ask for: every answer of every output, and every value, at least once.
 
     Axes that the function does not take are left to identification.
     """
@@ -65,25 +65,36 @@ def calls(case: Case, offer: dict) -> list[dict]:
         if not case.full and "mask" in case.inputs:
             barred = [*barred, *table()["unmasked"].get(axis, [])]
         choices.append([value for value in values if value not in barred])
-    kept: dict[tuple, dict] = {}
+    # Outputs are judged one by one, so each answer of each output is asked for once, not each combination of them.
+    kept: list[dict] = []
+    wanted = {
+        (output, index)
+        for output, entries in case.answers.items()
+        for index, entry in enumerate(entries)
+        if all(set(values) & set(entry.when.get(axis, values)) for axis, values in zip(axes, choices, strict=True))
+    }
+    covered: set[tuple] = set()
     unseen = {(axis, value) for axis, values in zip(axes, choices, strict=True) for value in values}
     for values in itertools.product(*choices):
         chosen = dict(zip(axes, values, strict=True))
-        key = tuple(
-            index
-            for entries in case.answers.values()
+        answers = {
+            (output, index)
+            for output, entries in case.answers.items()
             for index, entry in enumerate(entries)
             if all(chosen.get(axis, allowed[0]) in allowed for axis, allowed in entry.when.items())
-        )
-        if key not in kept:
-            kept[key] = chosen
+        }
+        if not kept or not answers <= covered:
+            kept.append(chosen)
+            covered |= answers
             unseen -= set(chosen.items())
+        if wanted <= covered:
+            break
     extra: list[dict] = []
     combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*choices)]
     for axis, value in sorted(unseen, key=str):
         if not any(chosen[axis] == value for chosen in extra):
             extra.append(next(chosen for chosen in combinations if chosen[axis] == value))
-    return [*kept.values(), *extra]
+    return [*kept, *extra]
 
 
 def _differentiated(spec: dict) -> list[str]:
