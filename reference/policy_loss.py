@@ -62,21 +62,50 @@ def policy_loss(
 
     Source: Schulman et al. 2017 (arXiv:1707.06347) equation 7; dual clip: Ye et al. 2020 (arXiv:1912.09729) equation 5.
     """
+    terms = policy_terms(
+        logprobs,
+        old_logprobs,
+        advantages,
+        mask,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+        log_ratio_clamp=log_ratio_clamp,
+        approx_kl=approx_kl,
+        clip_fraction=clip_fraction,
+    )
+    return PolicyLoss(
+        aggregate(terms.loss, mask, horizon=horizon, aggregation=aggregation, empty_rows=empty_rows),
+        aggregate(terms.clip_fraction, mask),
+        aggregate(terms.approx_kl, mask),
+    )
+
+
+def policy_terms(
+    logprobs,
+    old_logprobs,
+    advantages,
+    mask,
+    *,
+    clip_low,
+    clip_high,
+    dual_clip=None,
+    log_ratio_clamp="none",
+    approx_kl="k1",
+    clip_fraction="larger_loss",
+):
+    """Per token, what `policy_loss` aggregates: PolicyLoss of [B, T] tensors. Arguments as there."""
     same_shape(logprobs=logprobs, advantages=advantages)
     one_of("clip_fraction", clip_fraction, ("larger_loss", "outside_band"))
     d = log_ratio(logprobs, old_logprobs.detach(), mask, log_ratio_clamp)
     r, A = d.exp(), inside(advantages.detach(), mask)
     unclipped, clipped = -A * r, -A * r.clamp(1 - clip_low, 1 + clip_high)
-    terms = torch.maximum(unclipped, clipped)  # PL-1
+    loss = torch.maximum(unclipped, clipped)  # PL-1
     if dual_clip is not None:
-        terms = torch.where(A < 0, torch.minimum(terms, -dual_clip * A), terms)
+        loss = torch.where(A < 0, torch.minimum(loss, -dual_clip * A), loss)
     outside = (r < 1 - clip_low) | (r > 1 + clip_high)
     acted = clipped > unclipped if clip_fraction == "larger_loss" else outside
-    return PolicyLoss(
-        aggregate(terms, mask, horizon=horizon, aggregation=aggregation, empty_rows=empty_rows),
-        aggregate(acted.to(d.dtype), mask),
-        aggregate(_estimate(d.detach(), approx_kl), mask),
-    )
+    return PolicyLoss(loss, acted.to(d.dtype), _estimate(d.detach(), approx_kl))
 
 
 def _estimate(d, approx_kl):

@@ -51,8 +51,15 @@ def value_loss(
 
     Source: openai/baselines, ppo2/model.py (the max form); stable-baselines3, PPO.train (clipped_only); RLlib (clamped_error).
     """
-    same_shape(values=values, old_values=old_values, returns=returns, mask=mask)
+    terms = value_terms(values, old_values, returns, mask, clip=clip, form=form)
     one_of("factor", factor, ("half", "one"))
+    mean = aggregate(terms.loss, mask, horizon=horizon, aggregation=aggregation, empty_rows=empty_rows)
+    return ValueLoss(0.5 * mean if factor == "half" else mean, aggregate(terms.clip_fraction, mask))
+
+
+def value_terms(values, old_values, returns, mask, *, clip=None, form="max"):
+    """Per token, what `value_loss` aggregates: ValueLoss of [B, T] tensors, the error without the factor. Arguments as there."""
+    same_shape(values=values, old_values=old_values, returns=returns, mask=mask)
     one_of("form", form, ("max", "clipped_only", "clamped_error"))
     V, V_old, R = inside(values, mask), inside(old_values.detach(), mask), inside(returns.detach(), mask)
     error = (V - R) ** 2
@@ -64,5 +71,4 @@ def value_loss(
             error = torch.maximum(error, clipped)
         else:
             error = clipped if form == "clipped_only" else error.clamp(max=clip)
-    mean = aggregate(error, mask, horizon=horizon, aggregation=aggregation, empty_rows=empty_rows)
-    return ValueLoss(0.5 * mean if factor == "half" else mean, aggregate(acted, mask))
+    return ValueLoss(error, acted)

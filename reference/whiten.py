@@ -29,18 +29,24 @@ def whiten(x, mask, *, variance="unbiased", epsilon="var+1e-8", mean="removed"):
     """
     same_shape(x=x, mask=mask)
     is_mask(mask)
-    one_of("variance", variance, ("unbiased", "biased"))
     one_of("mean", mean, ("removed", "kept"))
+    mu, var = moments(x, mask, variance=variance)
+    scaled = torch.where(mask, inside(x, mask) - mu, 0.0) / deviation(var, epsilon)  # WH-1
+    return torch.where(mask, scaled + mu if mean == "kept" else scaled, 0.0)
+
+
+def moments(x, mask, *, variance="unbiased"):
+    """Mean μ and variance σ² of x over the tokens, two 0-d tensors. Arguments as for `whiten`."""
+    one_of("variance", variance, ("unbiased", "biased"))
     counted = inside(x, mask)
     n = mask.sum().to(counted.dtype)
     mu = counted.sum() / n
     centred = torch.where(mask, counted - mu, 0.0)
-    var = (centred**2).sum() / (n - 1 if variance == "unbiased" else n)
-    scaled = centred / _deviation(var, epsilon)  # WH-1
-    return torch.where(mask, scaled + mu if mean == "kept" else scaled, 0.0)
+    return mu, (centred**2).sum() / (n - 1 if variance == "unbiased" else n)
 
 
-def _deviation(var, epsilon):
+def deviation(var, epsilon):
+    """What `whiten` divides by: the root of the variance, kept from 0 as `epsilon` says."""
     """The standard deviation, kept away from 0 in one of the ways that trainers have."""
     one_of("epsilon", epsilon, EPSILONS)
     if epsilon == "max(var,1e-8)":
