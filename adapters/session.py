@@ -102,9 +102,7 @@ class Session:
             about = spec["params"].get(name, {})
             if "shape" in about:
                 keywords[name] = library.make(value, self._dtype(name, about, dtype))
-        arrays = {
-            name: library.make(given[name], self._dtype(name, spec["inputs"][name], dtype)) for name in bound.inputs
-        }
+        arrays = {name: library.make(given[name], self._dtype(name, spec["inputs"][name], dtype)) for name in bound.inputs}
         tracked = [name for name in (*request["gradients"], *request["constants"]) if name in arrays]
         if self.arrays == "torch":
             for name in tracked:
