@@ -9,6 +9,12 @@ An adapter is a Python module with functions named after ops (spec/ops.yaml). It
     VARIANTS            {"policy_loss": {"aggregation": "token_mean"}}: variants that are meant, not identified
     GRADIENTS           {"policy_loss": False}: no gradient is offered for this op
     SOURCES             {"policy_loss": "mytrainer.losses:ppo_actor_loss"}: what really runs, one name or several
+    accumulated_policy_loss(parts, *, …), accumulated_value_loss(parts, *, …)
+                        one optimizer step as the trainer's own training loop does it: `parts` is a list of micro-batches,
+                        each a tuple of the op's inputs, and the keywords are the op's. The function returns the step's loss
+                        as a tensor, either still to be differentiated, or detached after it has called backward on every
+                        micro-batch. In a process group `parts` are this rank's, and losses and gradients are then averaged
+                        over the ranks, as DDP, FSDP and DeepSpeed do. Only `check --invariances` asks for it (INV-6, INV-7)
     setup(source)       called once before any op with the directory given as --source, or None
 """
 

@@ -40,6 +40,7 @@ def _open_packages() -> None:
 _open_packages()
 utils = importlib.import_module("openrlhf.models.utils")
 losses = importlib.import_module("openrlhf.models.loss")
+loss_utils = importlib.import_module("openrlhf.utils.loss_utils")
 experience_maker = importlib.import_module("openrlhf.trainer.ppo_utils.experience_maker")
 controllers = importlib.import_module("openrlhf.trainer.ppo_utils.kl_controller")
 _MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
@@ -52,6 +53,14 @@ SOURCES = {
     "entropy": "openrlhf.models.utils:compute_entropy",
     "policy_loss": "openrlhf.models.loss:PolicyLoss.forward",
     "value_loss": "openrlhf.models.loss:ValueLoss.forward",
+    "accumulated_policy_loss": [
+        "openrlhf.utils.loss_utils:iter_grad_accum_global_norm",
+        "openrlhf.models.loss:PolicyLoss.forward",
+    ],
+    "accumulated_value_loss": [
+        "openrlhf.utils.loss_utils:iter_grad_accum_global_norm",
+        "openrlhf.models.loss:ValueLoss.forward",
+    ],
     "kl_penalty": "openrlhf.models.utils:compute_approx_kl",
     "shaped_rewards": ["openrlhf.models.utils:compute_approx_kl", "openrlhf.models.utils:compute_reward"],
     "gae": f"{_MAKER}.get_advantages_and_returns",
@@ -85,6 +94,27 @@ def policy_loss(logprobs, old_logprobs, advantages, mask, *, clip_low, clip_high
 
 def value_loss(values, old_values, returns, mask, *, clip=None, aggregation):
     return losses.ValueLoss(clip, token_level_loss=_by_token(aggregation))(values, old_values, returns, mask)
+
+
+def accumulated_policy_loss(parts, *, clip_low, clip_high, dual_clip=None, aggregation):
+    module = losses.PolicyLoss(
+        clip_eps_low=clip_low, clip_eps_high=clip_high, dual_clip=dual_clip, token_level_loss=_by_token(aggregation)
+    )
+    return _accumulated(lambda part, info: module(*part, **info)[0], parts)
+
+
+def accumulated_value_loss(parts, *, clip=None, aggregation):
+    module = losses.ValueLoss(clip, token_level_loss=_by_token(aggregation))
+    return _accumulated(lambda part, info: module(*part, **info), parts)
+
+
+def _accumulated(loss, parts):
+    """The micro-batches of one step with the counts that ppo_train (trainer/ray/ppo_actor.py, ppo_critic.py) gives them.
+
+    Each loss goes to DeepSpeed's engine, whose backward divides it by the number of accumulation steps.
+    """
+    windows = loss_utils.iter_grad_accum_global_norm(parts, types.SimpleNamespace(), len(parts), lambda part: part[-1])
+    return sum(loss(part, info) / len(parts) for part, info in windows)
 
 
 def kl_penalty(logprobs, ref_logprobs, *, estimator):

@@ -56,7 +56,7 @@ class Process:
         unknown = [op for op in hello["ops"] if op not in self.table["ops"]]
         if unknown:
             self._broken(f"offers {', '.join(map(repr, unknown))}, which is no op", answer)
-        defaults = {"axes": [], "withheld": {}, "missing": [], "variants": {}, "gradients": True}
+        defaults = {"axes": [], "withheld": {}, "missing": [], "variants": {}, "gradients": True, "accumulated": False}
         hello["ops"] = {op: {**defaults, **(about or {})} for op, about in hello["ops"].items()}
         blank = {"version": "", "known_versions": [], "arrays": "json", "skipped": {}, "sources": {}}
         return {"name": self.name, **blank, **hello}

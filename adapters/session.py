@@ -6,6 +6,9 @@ everything here is plain dictionaries. A request:
     {"op", "inputs": {name: nested list}, "params": {…}, "axes": {…}, "dtype", "device",
      "gradients": [inputs to differentiate by], "constants": [inputs that no gradient may reach]}
 
+A request for the trainer's own accumulation has two keys more: "parts", lists of rows, one per micro-batch, and "group",
+{"rank", "ranks", "store"}, where the rows are spread over processes.
+
 An answer is one of
 
     {"result": {"outputs": {name: {"dtype", "shape", "data"}}, "gradients": {…}, "dead": bool,
@@ -19,6 +22,7 @@ import importlib
 import inspect
 import traceback
 
+from goldenppo.adapters import ranks
 from goldenppo.adapters.arrays import LIBRARIES
 from goldenppo.adapters.binding import Bound, NotTheOp, bind, keyword_arguments
 from goldenppo.adapters.interface import AdapterError, Unsupported
@@ -34,6 +38,7 @@ class Session:
         self.arrays = _choice(module, "ARRAYS", tuple(LIBRARIES))
         self.libraries: dict = {}
         self.ops: dict[str, Bound] = {}
+        self.accumulated: dict[str, Bound] = {}
         self.skipped: dict[str, str] = {}
         for op, spec in table["ops"].items():
             function = getattr(module, op, None)
@@ -45,6 +50,12 @@ class Session:
                     self.ops[op] = bind(op, spec, function)
                 except NotTheOp as reason:
                     self.skipped[op] = str(reason)
+            accumulating = getattr(module, f"accumulated_{op}", None)
+            if callable(accumulating):
+                try:
+                    self.accumulated[op] = bind(f"accumulated_{op}", {**spec, "inputs": {"parts": {}}}, accumulating)
+                except NotTheOp as reason:
+                    raise AdapterError(f"{self.name}: {reason}") from None
         _check_declarations(module, table)
         if callable(getattr(module, "setup", None)):
             try:
@@ -69,17 +80,18 @@ class Session:
                     "missing": list(bound.missing),
                     "variants": dict(variants.get(op, {})),
                     "gradients": bool(gradients.get(op, True)),
+                    "accumulated": op in self.accumulated,
                 }
                 for op, bound in self.ops.items()
             },
             "skipped": self.skipped,
-            "sources": sources(module, self.ops),
+            "sources": sources(module, [*self.ops, *(f"accumulated_{op}" for op in self.accumulated)]),
         }
 
     def call(self, request: dict) -> dict:
         """Answers one request; whatever the adapter raises becomes an answer."""
         try:
-            return {"result": self._call(request)}
+            return {"result": self._accumulate(request) if "parts" in request else self._call(request)}
         except Unsupported as reason:
             return {"unsupported": str(reason) or "not offered"}
         except Exception as problem:
@@ -116,6 +128,38 @@ class Session:
         if request["gradients"] and outputs:
             self._gradients(request, spec, named, arrays, library, result)
         return result
+
+    def _accumulate(self, request: dict) -> dict:
+        """One optimizer step's loss and gradient by the trainer's own accumulation over micro-batches, and over ranks."""
+        op, spec, library = request["op"], self.table["ops"][request["op"]], self._library(request["device"])
+        if self.arrays != "torch":
+            raise Unsupported("accumulation is driven through torch's autograd")
+        keywords = keyword_arguments(self.accumulated[op], request["params"], request["axes"])
+        arrays = {
+            name: library.make(request["inputs"][name], self._dtype(name, about, request["dtype"]))
+            for name, about in spec["inputs"].items()
+        }
+        for name in request["gradients"]:
+            arrays[name].requires_grad_(True)
+        parts = [tuple(array[rows] for array in arrays.values()) for rows in request["parts"]]
+        with ranks.joined(request.get("group")) as average:
+            loss = self.accumulated[op].function(parts, **keywords)
+            if getattr(loss, "requires_grad", False):
+                loss.backward()
+            gradients = {
+                name: average(arrays[name].detach() * 0 if arrays[name].grad is None else arrays[name].grad)
+                for name in request["gradients"]
+            }
+            loss = average(loss.detach())
+        output = next(name for name, about in spec["outputs"].items() if about.get("gradients"))
+        outputs = {output: _read(loss, output, library)}
+        return {
+            "outputs": outputs,
+            "gradients": {name: _read(grad, f"grad_{name}", library) for name, grad in gradients.items()},
+            "dead": False,
+            "leaks": [],
+            "changed": [],
+        }
 
     def _gradients(self, request, spec, named, arrays, library, result) -> None:
         """Adds the gradients: the adapter's own (`grad_*`), else those of autograd."""

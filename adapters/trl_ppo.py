@@ -63,6 +63,7 @@ SOURCES = {
     "ratio": _train,
     "policy_loss": _train,
     "value_loss": _train,
+    "accumulated_policy_loss": _train,
     "kl_penalty": _train,
     "shaped_rewards": _train,
     "gae": _train,
@@ -92,6 +93,7 @@ class Tape:
     last_prompt_token: torch.Tensor | None = None
     pad: int = PAD
     updating: bool = False
+    losses: list = field(default_factory=list)  # what train() hands to accelerator.backward, micro-batch by micro-batch
     seen: dict = field(default_factory=dict)
 
 
@@ -137,8 +139,8 @@ class _Accelerator:
     num_processes = 1
     state = SimpleNamespace(deepspeed_plugin=None)
 
-    def __init__(self, tape, last):
-        self.tape, self.last, self.device = tape, last, tape.values.device
+    def __init__(self, tape, last, steps):
+        self.tape, self.last, self.steps, self.device = tape, last, steps, tape.values.device
 
     def unwrap_model(self, model):
         return model
@@ -147,7 +149,8 @@ class _Accelerator:
         """Says nothing."""
 
     def backward(self, loss):
-        """Leaves the graph to whoever asks for gradients."""
+        """Keeps the loss and leaves the graph to whoever asks for gradients."""
+        self.tape.losses.append(loss)
 
     def accumulate(self, _model):
         return self
@@ -161,7 +164,7 @@ class _Accelerator:
             self._stop(frame)
 
     def __exit__(self, kind, *_):
-        if kind is None:
+        if kind is None and (self.last != "step" or len(self.tape.losses) == self.steps):
             self._stop(sys._getframe(1))
 
     def _stop(self, frame):
@@ -197,7 +200,7 @@ def _given_logprobs() -> dict:
 
 
 def _play(tape: Tape, last: str, swap: dict, **settings) -> dict:
-    """Runs train() over one batch; returns its local variables at the end of the rollout or of the update."""
+    """Runs train() over one batch; returns its local variables at the end of the rollout, the update or the whole step."""
     trainer = object.__new__(getattr(trainer_module, CLASS))
     batch, width = tape.responses.shape
     args = SimpleNamespace(**(_SETTINGS | dict.fromkeys(_BATCH_SIZES, batch) | {"response_length": width} | settings))
@@ -207,7 +210,7 @@ def _play(tape: Tape, last: str, swap: dict, **settings) -> dict:
     tokenizer = SimpleNamespace(pad_token_id=tape.pad, eos_token_id=EOS)
     vars(trainer).update(
         args=args,
-        accelerator=_Accelerator(tape, last),
+        accelerator=_Accelerator(tape, last, args.gradient_accumulation_steps),
         optimizer=SimpleNamespace(step=lambda: None, zero_grad=lambda: None),
         lr_scheduler=SimpleNamespace(step=lambda: None),
         model=trainer_module.PolicyAndValueWrapper(policy, value),
@@ -381,17 +384,31 @@ def policy_loss(logprobs, old_logprobs, advantages, mask, *, clip):
     return {"loss": seen["pg_loss"], "clip_fraction": seen["pg_clipfrac"], "approx_kl": seen["approxkl"]}
 
 
+def accumulated_policy_loss(parts, *, clip):
+    if len({len(part[0]) for part in parts}) > 1:
+        raise Unsupported("train() makes micro-batches of equally many rows")
+    logprobs, old_logprobs, advantages, mask = (torch.cat(column) for column in zip(*parts, strict=True))
+    count, drawn = len(parts), trainer_module.np
+    in_order = SimpleNamespace(**{**vars(drawn), "random": SimpleNamespace(permutation=drawn.arange)})
+    how = {"cliprange": clip, "vf_coef": 0.0, "per_device_train_batch_size": len(parts[0][0])}
+    with _swapped(np=in_order):
+        losses = _update(logprobs, old_logprobs, mask, advantages, "step", gradient_accumulation_steps=count, **how)[
+            "tape"
+        ].losses
+    return sum(loss / count for loss in losses)  # as Accelerator.backward of accelerate divides
+
+
 def ratio(logprobs, old_logprobs, mask):
     return _unshuffled(_update(logprobs, old_logprobs, mask, advantages=torch.zeros_like(logprobs)), "ratio")
 
 
-def _update(logprobs, old_logprobs, mask, advantages, **settings) -> dict:
+def _update(logprobs, old_logprobs, mask, advantages, last="update", **settings) -> dict:
     lengths, width = _lengths(mask), mask.shape[1]
     responses = _responses(lengths, width, lengths < width)
     # train() puts 0 where there is no token: `advantages = torch.masked_fill(advantages, padding_mask, 0)`
     replace = {"advantages": torch.where(mask, advantages.detach(), 0)}
     tape = _tape(responses, old_logprobs.detach(), policy=logprobs, replace=replace)
-    return _play(tape, "update", _given_logprobs(), **settings)
+    return {**_play(tape, last, _given_logprobs(), **settings), "tape": tape}
 
 
 def value_loss(values, old_values, returns, mask, *, clip):

@@ -5,8 +5,10 @@ switch and are therefore parameters that a case must give: the dual clip (clip_r
 critic (cliprange_value). Advantages come whitened; returns are not.
 """
 
+from functools import partial
 from importlib import metadata
 from types import SimpleNamespace
+from unittest import mock
 
 from goldenppo.adapters import Unsupported
 
@@ -18,6 +20,7 @@ try:
     from verl.utils import tensordict_utils, torch_functional
     from verl.workers.config import FSDPActorConfig
     from verl.workers.engine.fsdp import transformer_impl as engines
+    from verl.workers.utils import losses
 except ImportError as missing:
     raise Unsupported(
         f"verl is not importable here ({missing}); pip install 'verl==0.9.1' cachetools fastapi uvicorn, "
@@ -34,6 +37,16 @@ SOURCES = {
     "entropy": [f"{_ENGINE}.prepare_model_outputs", "verl.utils.torch_functional:entropy_from_logits"],
     "policy_loss": "verl.trainer.ppo.core_algos:compute_policy_loss_vanilla",
     "value_loss": "verl.trainer.ppo.core_algos:compute_value_loss",
+    "accumulated_policy_loss": [
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.forward_backward_batch",
+        "verl.workers.utils.losses:ppo_loss",
+        "verl.trainer.ppo.core_algos:agg_loss",
+    ],
+    "accumulated_value_loss": [
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.forward_backward_batch",
+        "verl.workers.utils.losses:value_loss",
+        "verl.trainer.ppo.core_algos:agg_loss",
+    ],
     "kl_penalty": "verl.trainer.ppo.core_algos:kl_penalty",
     "shaped_rewards": [
         "verl.trainer.ppo.ray_trainer:apply_kl_penalty",
@@ -66,14 +79,7 @@ def entropy(logits, *, temperature):
 
 
 def policy_loss(logprobs, old_logprobs, advantages, mask, *, clip_low, clip_high, dual_clip, horizon, aggregation):
-    config = FSDPActorConfig(
-        strategy="fsdp",
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        clip_ratio_low=clip_low,
-        clip_ratio_high=clip_high,
-        clip_ratio_c=dual_clip,
-    )
+    config = _actor(clip_low, clip_high, dual_clip)
     config.global_batch_info["loss_scale_factor"] = horizon
     loss, metrics = core_algos.compute_policy_loss_vanilla(
         old_logprobs, logprobs, advantages, mask, loss_agg_mode=_mode(aggregation), config=config
@@ -86,6 +92,16 @@ def value_loss(values, old_values, returns, mask, *, clip, horizon, aggregation)
         values, returns, old_values, mask, clip, loss_agg_mode=_mode(aggregation), loss_scale_factor=horizon
     )
     return {"loss": loss, "clip_fraction": fraction}
+
+
+def accumulated_policy_loss(parts, *, clip_low, clip_high, dual_clip, horizon, aggregation):
+    config = _actor(clip_low, clip_high, dual_clip, loss_agg_mode=_mode(aggregation), loss_scale_factor=horizon)
+    return _accumulated(partial(losses.ppo_loss, config), parts, ("log_probs", "old_log_probs", "advantages"))
+
+
+def accumulated_value_loss(parts, *, clip, horizon, aggregation):
+    config = SimpleNamespace(cliprange_value=clip, loss_agg_mode=_mode(aggregation), loss_scale_factor=horizon)
+    return _accumulated(partial(losses.value_loss, config), parts, ("values", "values", "returns"))
 
 
 def kl_penalty(logprobs, ref_logprobs, *, estimator, clamp):
@@ -138,6 +154,69 @@ def _mode(aggregation: str) -> str:
     if aggregation not in _AGGREGATIONS:
         raise Unsupported("verl has no mean that reads no mask")
     return _AGGREGATIONS[aggregation]
+
+
+def _actor(clip_low, clip_high, dual_clip, **settings):
+    return FSDPActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        clip_ratio_low=clip_low,
+        clip_ratio_high=clip_high,
+        clip_ratio_c=dual_clip,
+        **settings,
+    )
+
+
+class _Engine(engines.FSDPEngineWithLMHead):
+    """The FSDP engine with given answers in the place of a model's: its loop over micro-batches is what runs."""
+
+    def __init__(self, name: str, answers: list):
+        self.name, self.answers = name, answers  # "log_probs" or "values"; a tensor per row, in the batch's order
+        self.ulysses_sequence_parallel_size, self.ulysses_device_mesh = 1, None
+        self.engine_config = SimpleNamespace(use_no_sync_for_gradient_accumulation=False)
+
+    def forward_step(self, micro_batch, loss_function, forward_only):
+        # The model's answer to position t-1 is about token t, so a row of n response tokens has its answers before the end.
+        lengths = micro_batch["attention_mask"][:, 1:].sum(1).tolist()
+        rows = zip(micro_batch["row"].tolist(), lengths, strict=True)
+        flat = torch.cat([torch.nn.functional.pad(self.answers[row][:length], (0, 1)) for row, length in rows])
+        loss, metrics = loss_function(model_output={self.name: flat}, data=micro_batch)
+        return loss, {"loss": loss.detach().item(), "metrics": metrics}
+
+
+def _accumulated(loss_function, parts, names):
+    """One optimizer step through the engine's forward_backward_batch."""
+    if len({len(part[0]) for part in parts}) > 1:
+        raise Unsupported("verl's micro-batches of a fixed size hold equally many rows")
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    answers = [row for part in parts for row in part[0]]
+    old, target, mask = (torch.cat(column) for column in list(zip(*parts, strict=True))[1:])
+    position = torch.arange(mask.shape[1], device=mask.device)
+    attended = (mask.flip(1).cumsum(1).flip(1) > 0).long() * torch.ones_like(position)
+    prompt = torch.ones(len(mask), 1, dtype=torch.long, device=mask.device)
+    fields = {
+        "prompts": prompt,
+        "responses": torch.ones_like(attended),
+        "attention_mask": torch.cat([prompt, attended], 1),
+        "response_mask": mask,
+        "loss_mask": mask,
+        "row": torch.arange(len(mask)),
+        names[1]: old,
+        names[2]: target,
+    }
+    data = engines.TensorDict(fields, batch_size=[len(mask)])
+    rows = len(mask) * torch.distributed.get_world_size()  # ray_trainer.py: the mini-batch size, rows without tokens included
+    for name, value in {
+        "use_dynamic_bsz": False,
+        "micro_batch_size_per_gpu": len(parts[0][0]),
+        "global_batch_size": rows,
+    }.items():
+        tensordict_utils.assign_non_tensor_data(data, name, value)
+    with mock.patch.object(engines, "get_device_id", lambda: mask.device):  # it knows accelerators only
+        output = _Engine(names[0], answers).forward_backward_batch(data, loss_function)
+    return torch.tensor(output["loss"], dtype=old.dtype).sum()  # as TrainingWorker._postprocess_output adds them
 
 
 def _forward(logits, tokens, temperature):

@@ -12,6 +12,7 @@ import yaml
 from goldenppo.adapters.interface import UsageError
 
 LEVELS = ("must", "should", "robust")
+CHAPTERS = ("invariances",)  # chapters whose clauses are not of one op and have no cases
 _HEADING = re.compile(r"^### (?P<label>[A-Z]+-\d+) · (?P<level>must|should|robust) · (?P<sentence>.+)$", re.MULTILINE)
 
 
@@ -96,12 +97,21 @@ def load(op: str, directory: Path | None = None) -> list[Case]:
     if not path.is_file():
         return []
     try:
-        document = json.loads(_plain(path.read_text(encoding="utf-8")))
-        if document["schema"] != "goldenppo/fixture/1":
-            raise KeyError(f"schema {document['schema']!r}; expected 'goldenppo/fixture/1'")
-        return [_case(raw, op) for raw in document["cases"]]
+        return parse(path.read_text(encoding="utf-8"), op)
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise UsageError(f"{path} is no fixture file: {problem}; `goldenppo fixtures write` makes them") from None
+
+
+def parse(text: str, op: str) -> list[Case]:
+    """The cases of the text of a fixture file.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: it is no such text.
+    """
+    document = json.loads(_plain(text))
+    if document["schema"] != "goldenppo/fixture/1":
+        raise KeyError(f"schema {document['schema']!r}; expected 'goldenppo/fixture/1'")
+    return [_case(raw, op) for raw in document["cases"]]
 
 
 def _plain(text: str) -> str:
@@ -150,9 +160,12 @@ def flatten(nested) -> tuple[tuple[int, ...], list]:
 
 @functools.cache
 def clauses() -> dict[str, dict]:
-    """Every clause of the spec: label → level, sentence, op, and the text below its heading."""
+    """Every clause of the spec: label → level, sentence, op, and the text below its heading.
+
+    `op` is the chapter: an op, or one of CHAPTERS.
+    """
     found = {}
-    for op in table()["ops"]:
+    for op in (*table()["ops"], *CHAPTERS):
         path = folder("spec") / f"{op}.md"
         if not path.is_file():
             continue

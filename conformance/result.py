@@ -25,6 +25,7 @@ class Check:
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)
     exit_code: int = 0
     cases_digest: str = ""
+    invariances: list | None = None  # findings (conformance/invariances.py) where they were asked for
 
 
 def run_check(session, ops: list[str], level: str, dtypes: tuple[str, ...], device: str, directory=None, progress=None) -> Check:
@@ -79,7 +80,7 @@ def exit_code(check: Check) -> int:
 
 def document(check: Check) -> dict:
     """The result as a JSON document."""
-    return {
+    found = {
         "schema": SCHEMA,
         "suite": {"version": __version__, "fixtures": check.cases_digest, "k": judging_k()},
         "adapter": {
@@ -93,6 +94,11 @@ def document(check: Check) -> dict:
         "cases": [_case(verdict, report) for report in check.ops for verdict in report.cases],
         "exit_code": check.exit_code,
     }
+    if check.invariances is not None:
+        from goldenppo.conformance import invariances
+
+        found["invariances"] = [invariances.document(finding) for finding in check.invariances]
+    return found
 
 
 def judging_k() -> float:

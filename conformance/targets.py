@@ -48,8 +48,8 @@ def _reference():
     import goldenppo.reference as reference
 
     module = types.ModuleType("goldenppo.reference")
-    for op in table()["ops"]:
-        setattr(module, op, getattr(reference, op))
+    for name in (*table()["ops"], "accumulated_policy_loss", "accumulated_value_loss"):
+        setattr(module, name, getattr(reference, name))
     module.NAME, module.VERSION = "reference", goldenppo.__version__
     return module
 

@@ -8,6 +8,7 @@ Position t of `logprobs`, `values` and `rewards` is the t-th response token; `va
 is chosen. Losses are minimised. What stands at a position that does not count never matters, NaN included.
 """
 
+from goldenppo.reference.accumulate import accumulated_policy_loss, accumulated_value_loss
 from goldenppo.reference.aggregate import aggregate
 from goldenppo.reference.dpo_loss import dpo_loss
 from goldenppo.reference.end_score import end_score
@@ -31,6 +32,8 @@ __all__ = [
     "Experience",
     "PolicyLoss",
     "ValueLoss",
+    "accumulated_policy_loss",
+    "accumulated_value_loss",
     "aggregate",
     "dpo_loss",
     "end_score",

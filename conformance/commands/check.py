@@ -42,6 +42,11 @@ def add_parser(commands) -> None:
         "--level", choices=("must", "should", "robust"), default="must", help="cases up to this level decide the exit code"
     )
     parser.add_argument("--fixtures", metavar="DIR", help="a folder of fixture files instead of the suite's own")
+    parser.add_argument(
+        "--invariances",
+        action="store_true",
+        help="also check properties that need no expected value: masks, padding, row order, micro-batches, ranks",
+    )
     parser.add_argument("--json", metavar="F", help="write the result as JSON")
     parser.add_argument("--junit", metavar="F", help="write the result as JUnit XML")
     parser.add_argument("--markdown", metavar="F", help="write the result as Markdown, for a job summary")
@@ -106,6 +111,8 @@ def main(args) -> int:
     gc.freeze()  # what torch and the trainer brought stays: walking it again and again takes a fifth of the time
     try:
         check = run_check(session, args.op, args.level, tuple(args.dtype) or DTYPES, args.device, directory, terminal.Progress())
+        if args.invariances:
+            check.invariances = _invariances(args, session, check)
     finally:
         session.close()
     lines, expected = [], set()
@@ -116,9 +123,32 @@ def main(args) -> int:
     elif args.update_baseline and check.exit_code in (0, 1):
         lines = baseline.update(args.baseline, check, args.op, args.allow_new)
         check.exit_code, expected = (1, set()) if lines else (0, {v.case.id for r in check.ops for v in r.failed})
+    if check.exit_code in (0, 3) and args.invariances and _broken(check):
+        check.exit_code = 1
     _write(args, check, lines)
     print(terminal.show(check, shlex.join(["goldenppo", "check", args.adapter]), expected, lines))
     return check.exit_code
+
+
+def _invariances(args, session, check) -> list:
+    """The invariance tier, with the adapter in processes of its own where ranks are asked for."""
+    from goldenppo.conformance import invariances
+    from goldenppo.conformance.ranks import Ranks
+    from goldenppo.conformance.render import terminal
+
+    ranks = None if args.adapter.startswith("cmd:") else Ranks(args.adapter, args.python, args.source, args.timeout)
+    try:
+        return invariances.check(session, check, ranks, terminal.Progress("invariances of op"))
+    finally:
+        if ranks is not None:
+            ranks.close()
+
+
+def _broken(check) -> bool:
+    """Whether an invariance fails at a level that decides."""
+    from goldenppo.conformance import invariances
+
+    return bool(invariances.failing(check.invariances, check.level))
 
 
 def _check_outputs(args) -> None:

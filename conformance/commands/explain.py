@@ -30,15 +30,16 @@ def main(args) -> int:
 
 def clause(name: str) -> str | None:
     """A clause with its text and the cases that are examples of it."""
-    from goldenppo.conformance.cases import clauses, load
+    from goldenppo.conformance.cases import clauses, load, table
     from goldenppo.conformance.render.terminal import wrap
 
     found = clauses().get(name.upper())
     if not found:
         return None
     cases = [item.id for item in load(found["op"]) if name.upper() in item.clauses]
+    by = f"cases: {', '.join(cases)}" if found["op"] in table()["ops"] else "checked by: goldenppo check ADAPTER --invariances"
     parts = [f"{name.upper()} ({found['op']}, {found['level']})", wrap(found["sentence"]), textwrap.indent(found["text"], "  ")]
-    return "\n\n".join([*parts, wrap("cases: " + ", ".join(cases))])
+    return "\n\n".join([*parts, wrap(by)])
 
 
 def case(name: str) -> str | None:

@@ -53,6 +53,8 @@ def show(check: Check, command: str, known: set[str] | frozenset = frozenset(), 
         shown = [verdict for verdict in report.failed if verdict.case.id not in known]
         if shown:
             parts.append(failure(report, shown, check, command))
+    if check.invariances is not None:
+        parts += invariances(check)
     if lines:
         parts.append("\n".join(["Against the baseline", *(wrap(line) for line in lines)]))
     parts.append(verdict(check))
@@ -135,6 +137,12 @@ def _unsupported(check: Check) -> str:
 
 def failure(report: OpReport, failed: list, check: Check, command: str) -> str:
     """One screen: the case, the clause, the first wrong element, the bug that it matches, how to reproduce and record it."""
+    known = ["  Known? Record it:", f"    {command} \\", "      --baseline baseline.yaml --update-baseline --allow-new"]
+    return "\n".join([screen(report, failed), "", *known])
+
+
+def screen(report: OpReport, failed: list) -> str:
+    """A failure as a command that searches shows it: what `failure` prints, without the baseline."""
     first = failed[0]
     case = first.case
     lines = [paint(f"FAIL {report.op}: {case.id} in {first.dtype}", "31"), wrap(case.purpose)]
@@ -148,13 +156,12 @@ def failure(report: OpReport, failed: list, check: Check, command: str) -> str:
             "",
             wrap(f"matches {report.precision}: right only by the law of that dtype; `goldenppo explain {report.precision}`"),
         ]
-    lines += ["", *_named(report)]
+    lines += ["", *named(report)]
     lines += ["", "  Reproduce:", textwrap.indent(snippet(case, first), "    ")]
     others = sorted({f"{v.case.id} ({v.dtype})" for v in failed[1:]})
     if others:
         more = f" and {len(others) - 6} more" if len(others) > 6 else ""
         lines += ["", wrap(f"also failing: {', '.join(others[:6])}{more}")]
-    lines += ["", "  Known? Record it:", f"    {command} \\", "      --baseline baseline.yaml --update-baseline --allow-new"]
     return "\n".join(lines)
 
 
@@ -179,8 +186,9 @@ def _wrong(verdict) -> list[str]:
     ]
 
 
-def _named(report: OpReport) -> list[str]:
-    exact = [named for named in report.matches if named.exact]
+def named(report: OpReport) -> list[str]:
+    """The deviations that a report matches, with what to change; or the nearest one."""
+    exact = [match for match in report.matches if match.exact]
     if not report.matches:
         return [wrap("matches no known deviation")] if not report.precision.startswith("computes") else []
     if not exact and report.precision.startswith("computes"):
@@ -189,10 +197,10 @@ def _named(report: OpReport) -> list[str]:
         nearest = report.matches[0]
         return [wrap(f"matches no known deviation; the nearest is {nearest.id} ({nearest.distance:.3g} × the tolerance away)")]
     lines = []
-    for named in exact[:3]:
-        entry = naming.describe(named.id)
+    for match in exact[:3]:
+        entry = naming.describe(match.id)
         seen = f"; seen in {', '.join(entry['links'][:2])}" if entry.get("links") else ""
-        lines.append(wrap(f"matches {paint(named.id, '1')}: {named.title}{seen}"))
+        lines.append(wrap(f"matches {paint(match.id, '1')}: {match.title}{seen}"))
         lines.append(wrap(f"fix: {entry['fix']}"))
     return lines
 
@@ -227,6 +235,73 @@ def _plain(nested) -> str:
     return re.sub(r"-?\b(nan|inf)\b", lambda match: f"float('{match[0]}')", text)
 
 
+_MARKS = {"holds": "ok", "coarse": "ok~", "fails": "FAIL", "not-compared": "-", "does-not-apply": ""}
+
+
+def invariances(check: Check) -> list[str]:
+    """The invariances: a table of ops and clauses, why some were not compared, and a screen for each failure."""
+    from tabulate import tabulate
+
+    from goldenppo.conformance.invariances import failing
+
+    labels = list(dict.fromkeys(finding.clause for finding in check.invariances))
+    rows: dict[str, list] = {}
+    reasons: dict[str, set] = {}
+    for finding in check.invariances:
+        mark = _MARKS[finding.verdict]
+        name = finding.op if len(finding.op) <= 16 else finding.op.replace("model_", "model_\n")
+        rows.setdefault(name, [name]).append(paint(mark, "31") if finding.verdict == "fails" else mark)
+        if finding.reason:
+            reasons.setdefault(f"{finding.clause}: {finding.reason}", set()).add(finding.op)
+    headers = ["INV-", *(label.removeprefix("INV-") for label in labels)]
+    lines = ["Invariances", tabulate(list(rows.values()), headers=headers, disable_numparse=True), ""]
+    if any(finding.verdict == "coarse" for finding in check.invariances):
+        lines.append(wrap("ok~ holds to float32 accuracy at float64"))
+    lines += [wrap(f"{reason} ({', '.join(sorted(ops))})") for reason, ops in reasons.items()]
+    deciding = failing(check.invariances, check.level)
+    above: dict[str, list] = {}
+    for finding in check.invariances:
+        if finding.verdict == "fails" and finding not in deciding:
+            above.setdefault(f"{finding.clause} ({finding.level})", []).append(finding.op)
+    lines += [wrap(f"{clause} fails above the level that decides: {', '.join(ops)}") for clause, ops in above.items()]
+    if above:
+        lines.append(wrap("--level robust shows them in full"))
+    lines.append(wrap("`goldenppo explain INV-6` explains a clause"))
+    return ["\n".join(lines), *map(broken, deciding)]
+
+
+def broken(finding) -> str:
+    """One screen for an invariance that fails: the clause, the change, the two numbers, the smallest input that shows it."""
+    given, claim = finding.given, finding.claim
+    shape = next((x for x in given.inputs.values() if isinstance(x, list)), [])
+    axes = [(len(shape), "row"), *([(len(shape[0]), "position")] if shape and isinstance(shape[0], list) else [])]
+    size = " × ".join(f"{count} {name}{'s' if count != 1 else ''}" for count, name in axes)
+    lines = [
+        paint(f"FAIL {finding.op}: {finding.clause} ({finding.level}) in {finding.dtype}", "31"),
+        wrap(clauses()[finding.clause]["sentence"]),
+        "",
+        wrap(f"changed: {finding.what}"),
+    ]
+    if claim is None:
+        lines.append(wrap(f"raised {finding.problem}"))
+    else:
+        where = f"[{', '.join(map(str, claim.index))}]" if claim.index else ""
+        share = f"{finding.use:.3g}" if finding.use != float("inf") else "not a finite number"
+        error = "error of " if claim.allowed is not None else ""
+        lines += [
+            wrap(f"{error}{claim.part}{where}"),
+            f"    with the change     {claim.got!r}",
+            f"    without, so wanted  {claim.want!r}",
+            f"    difference          {share} × the tolerance",
+        ]
+    lines += ["", f"  Smallest input that shows it ({size}):"]
+    for name, nested in {**given.inputs, **{k: v for k, v in given.params.items() if v is not None}, **given.axes}.items():
+        numbers = _plain(nested)
+        fits = "\n" not in numbers and len(f"{name} = {numbers}") <= WIDTH - 4
+        lines.append(textwrap.indent(f"{name} = {numbers}" if fits else f"{name} =\n{textwrap.indent(numbers, '  ')}", "    "))
+    return "\n".join(lines)
+
+
 def verdict(check: Check) -> str:
     """The last line."""
     offered = [report for report in check.ops if report.verdict in ("conforms", "does-not-conform")]
@@ -237,6 +312,9 @@ def verdict(check: Check) -> str:
         return paint("the baseline is out of date: --update-baseline tightens it", "33")
     if check.exit_code == 0 and wrong:
         return paint(f"{check.hello['name']}: only known departures ({', '.join(wrong)})", "32")
+    broke = sorted({finding.op for finding in check.invariances or () if finding.verdict == "fails"})
+    if check.exit_code == 1 and broke and not wrong:
+        return paint(f"{check.hello['name']} breaks invariances: {', '.join(broke)}", "31")
     if check.exit_code == 1 and not wrong:
         return paint(f"{check.hello['name']} is not what the baseline says", "31")
     if wrong:
@@ -245,13 +323,13 @@ def verdict(check: Check) -> str:
 
 
 class Progress:
-    """A line that counts cases, on a terminal only."""
+    """A line that counts cases, or something else, on a terminal only."""
 
-    def __init__(self):
-        self.shown = sys.stderr.isatty()
+    def __init__(self, what: str = "case"):
+        self.shown, self.what = sys.stderr.isatty(), what
 
     def __call__(self, op: str, done: int, total: int) -> None:
         if self.shown:
             width = shutil.get_terminal_size().columns
             end = "\r" if done < total else "\r" + " " * (width - 1) + "\r"
-            print(f"{op}: case {done} of {total}"[: width - 1].ljust(width - 1), end=end, file=sys.stderr, flush=True)
+            print(f"{op}: {self.what} {done} of {total}"[: width - 1].ljust(width - 1), end=end, file=sys.stderr, flush=True)

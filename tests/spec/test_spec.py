@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from goldenppo.conformance.cases import clauses, folder, load, read_yaml, table
+from goldenppo.conformance.cases import CHAPTERS, clauses, folder, load, read_yaml, table
 from goldenppo.conformance.coverage import FAR, best_case, page, pairs
+from goldenppo.conformance.invariances import INVARIANCES
 
 OPS = list(table()["ops"])
 ALL = {op: load(op) for op in OPS}
@@ -16,10 +17,11 @@ def labels_of(op):
     return [label for label, about in clauses().items() if about["op"] == op]
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", [*OPS, *CHAPTERS])
 def test_labels_are_consecutive_and_carry_the_prefix(op):
     """A label is never reused or left out: PL-1, PL-2, …"""
-    expected = [f"{table()['ops'][op]['label']}-{number}" for number in range(1, len(labels_of(op)) + 1)]
+    prefix = table()["ops"][op]["label"] if op in OPS else {"invariances": "INV"}[op]
+    expected = [f"{prefix}-{number}" for number in range(1, len(labels_of(op)) + 1)]
 
     assert labels_of(op) == expected
     headings = re.findall(r"^### ", (folder("spec") / f"{op}.md").read_text(), re.MULTILINE)
@@ -40,9 +42,14 @@ def test_the_worked_example_of_a_clause_comes_out(label):
     assert result.failed == 0, "".join(said)
 
 
-@pytest.mark.parametrize("label", list(clauses()))
+@pytest.mark.parametrize("label", [label for label, about in clauses().items() if about["op"] in OPS])
 def test_every_clause_has_a_case(label):
     assert any(label in case.clauses for case in ALL[clauses()[label]["op"]])
+
+
+def test_every_invariance_has_a_check():
+    """The chapter's clauses have no cases: the engine has a function for each, and no others."""
+    assert labels_of("invariances") == list(INVARIANCES)
 
 
 def test_every_case_names_clauses_of_its_op():
