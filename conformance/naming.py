@@ -68,11 +68,17 @@ def _held_against(report: OpReport, failing: list[Verdict], dtype: str) -> list[
 
 
 class Evaluator:
-    """Evaluates deviations on attempts; inputs are made once per attempt."""
+    """Evaluates deviations on attempts; inputs are made once per attempt.
 
-    def __init__(self, op: str):
+    Args:
+        op: name of the op.
+        gradients: whether gradients are evaluated too.
+    """
+
+    def __init__(self, op: str, gradients: bool = True):
         import torch
 
+        self.gradients = gradients
         self.torch, self.op, self.spec = torch, op, table()["ops"][op]
         self.inputs: dict = {}
         self.answers: dict = {}
@@ -155,7 +161,7 @@ class Evaluator:
             named = raw._asdict() if hasattr(raw, "_asdict") else {next(iter(self.spec["outputs"])): raw}
             answer = {output: value.detach().double().reshape(-1).tolist() for output, value in named.items()}
             loss = next((named[output] for output, about in self.spec["outputs"].items() if about.get("gradients")), None)
-            if loss is not None:
+            if loss is not None and self.gradients:
                 answer["dead"] = not loss.requires_grad
                 if loss.requires_grad:
                     loss.sum().backward()
@@ -176,6 +182,8 @@ class Evaluator:
         result, law, entries = attempt.answer["result"], DTYPES[attempt.dtype], attempt.case.answers[output]
         furthest = _distance(result["outputs"][output], answer[output], [entry.block for entry in entries], law)
         if not self.spec["outputs"][output].get("gradients") or furthest == math.inf:
+            return furthest
+        if not self.gradients:
             return furthest
         if answer.get("dead", False) != result["dead"] or set(answer.get("leaks", [])) != set(result["leaks"]):
             return math.inf

@@ -114,8 +114,8 @@ def step_params(settings: dict[str, Any], kl_coef: float) -> dict[str, Any]:
 
 def update_params(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters of an update's tensors under the op table's names."""
-    names = ("temperature", "clip_low", "clip_high", "vf_coef", "entropy_coef")
-    return {"clip": settings["value_clip"], **{name: settings[name] for name in names}}
+    names = ("temperature", "clip_low", "clip_high", "value_clip", "vf_coef", "entropy_coef")
+    return {name: settings[name] for name in names}
 
 
 @contextmanager
