@@ -2,8 +2,8 @@
 
     python benchmarks/audit_large.py [ROWS] [WIDTH] [DTYPE]
 
-Imports are excluded; processor time, one thread. Prints the ratio (goal: at most 3.0) and the peak memory of the audit (goal: below twice the largest
-tensor plus 500 MB).
+Imports are excluded; processor time, one thread. Prints the ratio (goal: at most 3.0) and the peak memory of the audit (goal:
+below twice the largest tensor plus 500 MB).
 """
 
 import json

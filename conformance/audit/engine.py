@@ -19,12 +19,14 @@ import torch
 from goldenppo.adapters.interface import UsageError
 from goldenppo.conformance import judge as judging
 from goldenppo.conformance import naming
-from goldenppo.conformance.audit import infer
+from goldenppo.conformance.audit import infer, micro
+from goldenppo.conformance.audit.dump import Dump
 from goldenppo.conformance.audit.edges import EDGES, STATES, TOKENWISE, Edge
 from goldenppo.conformance.audit.step import Step
 from goldenppo.conformance.audit.tracked import Tracked, parameter, tracked
 from goldenppo.conformance.cases import Block, Case, Entry, clauses, parse, table
 from goldenppo.conformance.law import DTYPES, K
+from goldenppo.conformance.result import wrong_element
 from goldenppo.conformance.run import Attempt
 from goldenppo.fixtures.generate import SCHEMA, build_case, combinations, plain
 from goldenppo.fixtures.recipes.draw import Case as Recipe
@@ -49,6 +51,7 @@ class Finding:
     first: str = ""  # the first wrong element of a large dump
     inferred: infer.Guess = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
+    place: str = ""  # the rank's file, where each rank reports a number of its own
 
     @property
     def variant(self) -> dict:
@@ -58,6 +61,27 @@ class Finding:
 
 class Unchecked(Exception):
     """An edge cannot be checked; the message says why."""
+
+
+def audit_ranks(paths: list[str], layout: str | None, mask_from: str | None, only: list[str]) -> tuple[Step, list[Finding]]:
+    """Checks a step that lies in one file, or in one per rank.
+
+    Ranks are joined row by row. An edge with a number that differs from rank to rank is checked on each rank by itself.
+
+    Args:
+        paths: the files.
+        layout, mask_from: see `Step`.
+        only: names of edges; all if empty.
+    """
+    step = Step(Dump(paths), layout, mask_from)
+    own = set(step.dump.split)
+    findings = [finding for finding in audit(step, only) if not own & set(finding.ends.values())]
+    for path in paths if own else ():
+        for finding in audit(Step(Dump([path]), layout, mask_from), only):
+            if own & set(finding.ends.values()):
+                finding.place = path
+                findings.append(finding)
+    return step, findings
 
 
 def audit(step: Step, only: list[str] | None = None) -> list[Finding]:
@@ -87,11 +111,15 @@ def audit(step: Step, only: list[str] | None = None) -> list[Finding]:
             if edge.name != "experience" and set(ends) & set(edge.inputs) - {"mask"}:
                 findings.append(Finding(edge, ends, "unchecked", f"the dump has no {' and no '.join(missing)}"))
             continue
+        poisoned = _not_finite(edge, ends, step)
+        if poisoned:
+            findings.append(Finding(edge, ends, "wrong", poisoned))
+            continue
         try:
             findings.append(_check(edge, ends, step))
         except Unchecked as reason:
             findings.append(Finding(edge, ends, "unchecked", str(reason)))
-    return _settled(findings)
+    return [*_settled(findings), *micro.findings(step, findings, only)]
 
 
 def _ends(edge: Edge, step: Step) -> dict[str, str]:
@@ -175,7 +203,6 @@ def _number(name: str, value):
 
 def _check(edge: Edge, ends: dict[str, str], step: Step) -> Finding:
     """Judges an edge under the parameters given; reads from the numbers those that are missing or that they contradict."""
-    _refuse_not_finite(edge, ends, step)
     given = _given(edge, ends, step)
     about = table()["ops"][edge.op]["params"]
     needed = [name for name in about if not about[name].get("optional") and "needed_by" not in about[name]]
@@ -196,7 +223,7 @@ def _check(edge: Edge, ends: dict[str, str], step: Step) -> Finding:
                 f"the dump gives {name} {given[name]:g}; its numbers say {news[name]}, and are right under that"
                 for name in contradicted
             )
-        if other.verdict == "right" or contradicted and other.reason:
+        if other.verdict == "right" or (contradicted and other.reason):
             return other
         finding = finding or (other if missing else None)
     if finding is None:
@@ -205,8 +232,8 @@ def _check(edge: Edge, ends: dict[str, str], step: Step) -> Finding:
     return finding
 
 
-def _refuse_not_finite(edge: Edge, ends: dict[str, str], step: Step) -> None:
-    """NaN or an infinity at a position that counts poisons whatever is computed from it."""
+def _not_finite(edge: Edge, ends: dict[str, str], step: Step) -> str:
+    """What to say of NaN or an infinity at a position that counts: it poisons whatever is computed from it."""
     for end in edge.inputs:
         name = ends.get(end)
         if end == "mask" or name is None or step.dump.dtypes[name] in ("int", "bool") or len(step.dump.shapes[name]) != 2:
@@ -215,7 +242,8 @@ def _refuse_not_finite(edge: Edge, ends: dict[str, str], step: Step) -> None:
             bad = ~torch.isfinite(step.get(name, start, stop)) & step.mask(start, stop)
             if bad.any():
                 row, column = bad.nonzero()[0].tolist()
-                raise Unchecked(f"{name} is not finite at row {start + row}, position {column}, which counts")
+                return f"{name} is not finite at row {start + row}, position {column}, which counts"
+    return ""
 
 
 # --- judging ------------------------------------------------------------------------------------------------
@@ -227,14 +255,14 @@ def _judge(edge: Edge, ends: dict[str, str], step: Step, params: dict) -> Findin
     dtype = min(kinds, key=COARSEST.index)
     finding = Finding(edge, ends, "right", dtype=dtype, params=params)
     if _small(edge, ends, step):
-        tensors = _tensors(edge, ends, step, 0, None)
+        tensors = tensors_of(edge, ends, step, 0, None)
         _exact(finding, tensors, params)
     elif edge.op in ("policy_loss", "value_loss", "aggregate"):
         from goldenppo.conformance.audit import losses
 
         losses.judge_terms(finding, step, params)
     elif edge.op in ("reward_model_loss", "reward_model_token_loss", "dpo_loss", "kl_controller"):
-        _whole(finding, _tensors(edge, ends, step, 0, None), params)
+        _whole(finding, tensors_of(edge, ends, step, 0, None), params)
     else:
         from goldenppo.conformance.audit import rows
 
@@ -249,7 +277,7 @@ def _small(edge: Edge, ends: dict[str, str], step: Step) -> bool:
     return size <= (SMALL_LOGITS if any(len(shape) == 3 for shape in shapes) else SMALL) and width <= SMALL_WIDTH
 
 
-def _tensors(edge: Edge, ends: dict[str, str], step: Step, start: int, stop: int | None) -> dict[str, torch.Tensor]:
+def tensors_of(edge: Edge, ends: dict[str, str], step: Step, start: int, stop: int | None) -> dict[str, torch.Tensor]:
     """Inputs and outputs of the op on some rows, aligned; `compared`: bool, which positions of the outputs count."""
     spec, found = table()["ops"][edge.op], {}
     stop = step.rows if stop is None and step.rows else stop
@@ -273,7 +301,7 @@ def _tensors(edge: Edge, ends: dict[str, str], step: Step, start: int, stop: int
                     found[f"grad_{name}"] = step.dump.read(gradient, start, stop)
     _check_shapes(edge, ends, found)
     if step.width and len(next(iter(spec["outputs"].values()))["shape"]) == 2:
-        found["compared"] = _compared(edge, ends, step, step.mask(start, stop))
+        found["compared"] = compared(edge, ends, step, step.mask(start, stop))
     return found
 
 
@@ -290,7 +318,7 @@ def _check_shapes(edge: Edge, ends: dict[str, str], tensors: dict[str, torch.Ten
                     )
 
 
-def _compared(edge: Edge, ends: dict[str, str], step: Step, mask: torch.Tensor) -> torch.Tensor:
+def compared(edge: Edge, ends: dict[str, str], step: Step, mask: torch.Tensor) -> torch.Tensor:
     """Which positions count: the tokens; for rewards also the slot after the last one, where a score may stand."""
     if edge.op == "shaped_rewards":
         from goldenppo.reference.shaped_rewards import score_slot
@@ -305,7 +333,7 @@ def _compared(edge: Edge, ends: dict[str, str], step: Step, mask: torch.Tensor) 
 def _sample(edge: Edge, ends: dict[str, str], step: Step) -> dict[str, torch.Tensor]:
     """Tensors of the first rows, for reading parameters from them."""
     wide = max((math.prod(step.dump.shapes[name][1:]) for name in ends.values() if name in step.dump.shapes), default=1)
-    return _tensors(edge, ends, step, 0, max(1, min(step.rows, (1 << 20) // max(1, wide))) if step.rows else None)
+    return tensors_of(edge, ends, step, 0, max(1, min(step.rows, (1 << 20) // max(1, wide))) if step.rows else None)
 
 
 # --- the exact oracle ---------------------------------------------------------------------------------------
@@ -425,19 +453,19 @@ def call(function, tensors: dict, params: dict, op: str, variant: dict):
         variant: axis → value.
     """
     spec = table()["ops"][op]
-    inputs = [Tracked(tensors[end]) if tensors[end].is_floating_point() else tensors[end] for end in spec["inputs"]]
-    given = {}
-    for name, value in params.items():
-        if value is not None:
-            whole = spec["params"][name].get("kind") == "int"
-            given[name] = (
-                (Tracked(value) if value.is_floating_point() else value)
-                if isinstance(value, torch.Tensor)
-                else value
-                if whole
-                else parameter(value)
-            )
+    inputs = [_tracked_input(tensors[end]) for end in spec["inputs"]]
+    given = {name: _tracked_parameter(value, spec["params"][name]) for name, value in params.items() if value is not None}
     return function(*inputs, **given, **variant)
+
+
+def _tracked_input(tensor: torch.Tensor):
+    return Tracked(tensor) if tensor.is_floating_point() else tensor
+
+
+def _tracked_parameter(value, about: dict):
+    if isinstance(value, torch.Tensor):
+        return _tracked_input(value)
+    return value if about.get("kind") == "int" else parameter(value)
 
 
 def block(answer) -> Block:
@@ -450,9 +478,8 @@ def block(answer) -> Block:
 def case_of(finding: Finding, answers: dict[str, list[Entry]], params: dict, full: bool) -> Case:
     """A case whose inputs are too large for lists; `full` says whether every position counts."""
     edge = finding.edge
-    return Case(
-        f"{edge.op}/audit-{edge.name}", edge.op, tuple(_labels(edge.op)), "must", _purpose(edge, finding.ends), params, {"mask": [[full]]}, answers, (), {}
-    )  # fmt: skip
+    label, inputs = f"{edge.op}/audit-{edge.name}", {"mask": [[full]]}
+    return Case(label, edge.op, tuple(_labels(edge.op)), "must", _purpose(edge, finding.ends), params, inputs, answers, (), {})
 
 
 def _whole(finding: Finding, tensors: dict, params: dict) -> None:
@@ -473,6 +500,18 @@ def _whole(finding: Finding, tensors: dict, params: dict) -> None:
     evaluator = prepared(finding.edge.op, case, tensors)
     settle(finding, Attempt(case, finding.dtype, {}, {"result": result(finding.edge, tensors, finding.dtype)}), evaluator)
     finding.compared = sum(tensors[output].numel() for output in answers)
+    say_first(finding)
+
+
+def say_first(finding: Finding) -> None:
+    """Words for the first wrong number of an edge whose inputs are too large to print."""
+    if finding.verdict == "wrong":
+        element = wrong_element(finding.report.failed[0])
+        name = finding.ends.get(element["output"], element["output"]) if element else ""
+        where = element["index"] or "" if element else ""
+        finding.first = (
+            f"{name}{where}: got {element['got']!r}, want {element['want']!r}" if element else finding.report.failed[0].reason
+        )
 
 
 def prepared(op: str, case: Case, tensors: dict) -> naming.Evaluator:

@@ -28,8 +28,9 @@ def judge_terms(finding: engine.Finding, step: Step, params: dict) -> None:
         attempt = Attempt(case, finding.dtype, {}, {"result": engine.result(finding.edge, outputs, finding.dtype)})
         wrong = bool(engine.judging.judge(case.op, [attempt], "must").failed)
         if not wrong or (edges and tried == len(forms)):
-            tensors = engine._tensors(finding.edge, finding.ends, step, 0, None) if wrong else {}
+            tensors = engine.tensors_of(finding.edge, finding.ends, step, 0, None) if wrong else {}
             engine.settle(finding, attempt, engine.prepared(case.op, case, tensors) if wrong else None)
+            engine.say_first(finding)
             return
 
 
@@ -76,7 +77,7 @@ def _row_sums(finding: engine.Finding, step: Step, params: dict, form: dict) -> 
     op, parts, counts = finding.edge.op, {}, []
     own = {name: value for name, value in params.items() if name != "horizon"}
     for start, stop in step.blocks(1):
-        tensors = engine._tensors(finding.edge, finding.ends, step, start, stop)
+        tensors = engine.tensors_of(finding.edge, finding.ends, step, start, stop)
         mask = tensors["mask"]
         counts.append(mask.sum(1))
         if op == "aggregate":
@@ -122,7 +123,7 @@ def _clipped(finding: engine.Finding, step: Step, params: dict, form: dict) -> t
     own = {name: value for name, value in params.items() if name != "horizon" and value is not None}
     counts = []
     for start, stop in step.blocks(1):
-        tensors = engine._tensors(finding.edge, finding.ends, step, start, stop)
+        tensors = engine.tensors_of(finding.edge, finding.ends, step, start, stop)
         clipped = terms(*(tensors[end] for end in finding.edge.inputs), **own, **form).clip_fraction
         counts.append(inside(clipped, tensors["mask"]).sum(1))
     return torch.cat(counts)

@@ -60,7 +60,7 @@ def _identified(finding: engine.Finding, step: Step, params: dict) -> Iterator[d
 def _windows(finding: engine.Finding, step: Step) -> dict[str, torch.Tensor]:
     """A few rows, at the positions up to one past each row's last token; rows with holes first."""
     stop = next(iter(step.blocks(1, 1 << 17)))[1]
-    tensors = engine._tensors(finding.edge, finding.ends, step, 0, stop)
+    tensors = engine.tensors_of(finding.edge, finding.ends, step, 0, stop)
     mask, width = step.mask(0, stop), min(engine.WINDOW, step.width)
     starts = mask[:, 1:] & ~mask[:, :-1]
     interest = (starts.sum(1) + mask[:, 0]).float() * 1000 - mask.sum(1)  # holes, then short rows
@@ -81,7 +81,7 @@ def _blocks(finding: engine.Finding, step: Step) -> Iterator[tuple[int, int, sli
     edge, ends = finding.edge, finding.ends
     if "logits" not in ends:
         for start, stop in step.blocks(1, CHAIN if edge.op in ("gae", "experience") else BLOCK):
-            yield start, stop, slice(0, step.width), engine._tensors(edge, ends, step, start, stop)
+            yield start, stop, slice(0, step.width), engine.tensors_of(edge, ends, step, start, stop)
         return
     vocabulary = step.dump.shapes[ends["logits"]][2]
     columns = max(1, min(step.width, LOGITS // vocabulary))
@@ -90,7 +90,7 @@ def _blocks(finding: engine.Finding, step: Step) -> Iterator[tuple[int, int, sli
     for start in range(0, step.rows, rows):
         stop = min(start + rows, step.rows)
         got = step.get(ends[output], start, stop)
-        compared = engine._compared(edge, ends, step, step.mask(start, stop))
+        compared = engine.compared(edge, ends, step, step.mask(start, stop))
         for low in range(0, step.width, columns):
             part = slice(low, min(low + columns, step.width))
             logits, tokens = step.logits(ends["logits"], start, stop, part)
@@ -237,7 +237,7 @@ def _name(finding: engine.Finding, step: Step, params: dict) -> None:
         for name in [output for output in finding.edge.outputs if output in tensors] + ["compared"]:
             tensors[name] = tensors[name][:, : tensors["logits"].shape[1] - (op == "token_logprobs")]
     else:
-        tensors = engine._tensors(finding.edge, finding.ends, step, 0, max(1, min(step.rows, NAMED // max(1, step.width))))
+        tensors = engine.tensors_of(finding.edge, finding.ends, step, 0, max(1, min(step.rows, NAMED // max(1, step.width))))
     answers: dict[str, list[Entry]] = {}
     variant = {axis: values[0] for axis, values in finding.report.variant.items()}
     made = engine.call(getattr(reference, op), tensors, params, op, variant)

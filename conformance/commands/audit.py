@@ -44,21 +44,22 @@ def add_parser(commands) -> None:
 def main(args) -> int:
     from goldenppo.adapters.interface import UsageError
     from goldenppo.conformance import files
-    from goldenppo.conformance.audit.dump import Dump
     from goldenppo.conformance.audit.edges import EDGES
-    from goldenppo.conformance.audit.engine import audit
-    from goldenppo.conformance.audit.step import Step
+    from goldenppo.conformance.audit.engine import audit_ranks
+    from goldenppo.conformance.audit.micro import LOSSES
 
     if not args.dumps:
         raise UsageError("no dump given; `goldenppo audit step.safetensors` (`--help` lists the names in a dump)")
+    known = [*(edge.name for edge in EDGES), *(f"micro_{loss}" for loss in LOSSES)]
     for edge in args.edge:
-        if edge not in {known.name for known in EDGES}:
-            raise UsageError(f"there is no edge {edge!r}; the edges are {', '.join(known.name for known in EDGES)}")
+        if edge not in known:
+            raise UsageError(f"there is no edge {edge!r}; the edges are {', '.join(known)}")
     if args.json:
         files.check_writable(args.json)
-    step = Step(Dump(args.dumps), args.layout, args.mask_from)
+    step, findings = audit_ranks(args.dumps, args.layout, args.mask_from, args.edge)
     padding = step.padding() if step.width else ""
-    findings = audit(step, args.edge) if padding or not step.width else []
+    if step.width and not padding:
+        findings = []
     code = 1 if any(f.verdict == "wrong" for f in findings) else 0 if any(f.verdict == "right" for f in findings) else 4
     if args.json:
         files.write(args.json, json.dumps(document(step, findings, code), indent=1) + "\n")
@@ -109,10 +110,17 @@ def matrix(findings: list) -> str:
             mark = terminal.paint(
                 "WRONG" if finding.verdict == "wrong" else "right", "31" if finding.verdict == "wrong" else "32"
             )
-            name = "\n".join(textwrap.wrap(finding.edge.name, 16, break_on_hyphens=False))
+            name = "\n".join(
+                textwrap.wrap(finding.edge.name, 16, break_on_hyphens=False) + [_short(finding.place)] * bool(finding.place)
+            )
             rows.append([name, mark, variant, finding.compared, worst, finding.dtype])
     headers = ["edge", "verdict", "variant", "numbers", "worst", "dtype"]
     return tabulate(rows, headers=headers, disable_numparse=True) if rows else ""
+
+
+def _short(path: str) -> str:
+    """The end of a file's name."""
+    return path.replace("\\", "/").rpartition("/")[2][-16:]
 
 
 def failure(finding) -> str:
@@ -121,7 +129,8 @@ def failure(finding) -> str:
 
     ends = ", ".join(f"{name}" for end, name in finding.ends.items() if end in finding.edge.inputs)
     made = ", ".join(name for end, name in finding.ends.items() if end in finding.edge.outputs)
-    head = terminal.paint(f"WRONG {finding.edge.name}: {made} from {ends}", "31")
+    place = f" in {finding.place}" if finding.place else ""
+    head = terminal.paint(f"WRONG {finding.edge.name}{place}: {made} from {ends}", "31")
     if finding.reason:
         return "\n".join([head, terminal.wrap(finding.reason)])
     report = finding.report
@@ -142,6 +151,7 @@ def document(step, findings: list, code: int) -> dict:
                 "edge": finding.edge.name,
                 "op": finding.edge.op,
                 "ends": finding.ends,
+                "file": finding.place or None,
                 "verdict": finding.verdict,
                 "reason": finding.reason,
                 "dtype": finding.dtype,
