@@ -59,20 +59,22 @@ class OpReport:
 _SEVERITY = ("pass", "coarse", "blind", "out-of-range", "unsupported", "error", "fail")
 
 
-def judge(op: str, found: list[Attempt], level: str) -> OpReport:
+def judge(op: str, found: list[Attempt], level: str, forgiving: bool = True) -> OpReport:
     """The verdict on one op.
 
     Args:
         op: name of the op.
         found: all attempts, of all levels and dtypes.
         level: cases up to this level decide (must, should or robust).
+        forgiving: whether float64 answers that are right to float32 accuracy only may be coarse instead of wrong; needs
+            enough cases for "every case" to mean something.
     """
     deciding = {"must": ("must",), "should": ("must", "should"), "robust": ("must", "should", "robust")}[level]
     if not any("result" in attempt.answer or "error" in attempt.answer for attempt in found):
         return OpReport(op, "not-offered", cases=_summary(found, {}, lambda attempt: None))
     report = _judged(op, found, {})
     failing = [verdict for verdict in report.cases if verdict.verdict == "fail" and verdict.case.level == "must"]
-    if failing and {verdict.dtype for verdict in failing} == {"float64"}:
+    if forgiving and failing and {verdict.dtype for verdict in failing} == {"float64"}:
         wider = _judged(op, found, {"float64": "float32"})
         if not any(verdict.verdict in ("fail", "error") and verdict.case.level == "must" for verdict in wider.cases):
             strict = {(verdict.case.id, verdict.dtype): verdict for verdict in report.cases}
@@ -152,7 +154,7 @@ def _match(output: str, got: dict, result: dict, entry: Entry, attempt: Attempt,
         for name in result["gradients"]
         if name in entry.gradients
     ]
-    worst_match = None
+    worst_match: Match | None = None
     for part, numbers, block in parts:
         problem = _incomparable(numbers, block)
         share, index = (float("inf"), 0) if problem else worst(numbers["data"], block, law, numbers["dtype"])
@@ -163,6 +165,7 @@ def _match(output: str, got: dict, result: dict, entry: Entry, attempt: Attempt,
             or (worst_match.use <= 1 and match.use > worst_match.use)
         ):
             worst_match = match
+    assert worst_match is not None  # the output itself is a part
     return worst_match
 
 
@@ -187,7 +190,7 @@ def identify(output: str, axes: list[str], must: list[Attempt], later: list[Atte
         if found is None:
             continue
         total += 1
-        agreeing = set().union(*(_cover(match.entry.when, axes, attempt) for match in found if match.use <= 1), set())
+        agreeing = set().union(*(cover(match.entry.when, axes, attempt) for match in found if match.use <= 1), set())
         for variant in agreeing:
             votes[variant] = votes.get(variant, 0) + 1
     if not votes:
@@ -196,15 +199,23 @@ def identify(output: str, axes: list[str], must: list[Attempt], later: list[Atte
     left = {variant for variant, count in votes.items() if count == best}
     for attempt in later:  # harder cases may tell apart what ordinary ones cannot, and never decide
         found = matched[id(attempt)].get(output) or []
-        agreeing = set().union(*(_cover(match.entry.when, axes, attempt) for match in found if match.use <= 1), set())
+        agreeing = set().union(*(cover(match.entry.when, axes, attempt) for match in found if match.use <= 1), set())
         left = left & agreeing or left
     return left
 
 
-def _cover(when: dict, axes: list[str], attempt: Attempt) -> set[tuple]:
-    """The variants, over the axes that the call leaves open, that an entry speaks for."""
-    open_axes = [axis for axis in axes if axis not in attempt.axes]
-    return set(_products(tuple((axis, tuple(when.get(axis, table()["axes"][axis]))) for axis in open_axes)))
+def cover(when: dict, axes: list[str], attempt: Attempt) -> set[tuple]:
+    """The variants, over the axes that the call leaves open, that an entry speaks for.
+
+    Where the call asks for a value under which an axis moves nothing, the entry speaks for all values of that axis.
+    """
+    acts_under = table()["ops"][attempt.case.op].get("acts_under", {})
+
+    def values(axis: str) -> tuple:
+        acts = all(attempt.axes.get(other, active[0]) in active for other, active in acts_under.get(axis, {}).items())
+        return tuple(when.get(axis, table()["axes"][axis]) if acts else table()["axes"][axis])
+
+    return set(_products(tuple((axis, values(axis)) for axis in axes if axis not in attempt.axes)))
 
 
 @functools.cache
@@ -220,7 +231,7 @@ def _decide(attempt: Attempt, found: dict[str, list[Match]], left: dict[str, set
     unseen = []
     for output, candidates in found.items():
         axes = table()["ops"][case.op]["outputs"][output]["axes"]
-        fitting = [m for m in candidates if not left[output] or _cover(m.entry.when, axes, attempt) & left[output]]
+        fitting = [m for m in candidates if not left[output] or cover(m.entry.when, axes, attempt) & left[output]]
         if not fitting:
             return Verdict(case, dtype, "unsupported", "the case has no answer for this variant", attempt=attempt)
         best = min(fitting, key=lambda match: match.use)
@@ -275,18 +286,18 @@ def _worst_of(verdicts: list[Verdict]) -> Verdict:
 
 def _variant(op: str, left: dict[str, set], found: list[Attempt], contradictions: list[str]) -> dict:
     """What is left on each axis: a value, or the list of values that could not be told apart, or that are all offered."""
-    asked = {axis: [] for attempt in found for axis in attempt.axes}
+    asked: dict[str, list] = {axis: [] for attempt in found for axis in attempt.axes}
     for attempt in found:
         if "result" in attempt.answer:
             for axis, value in attempt.axes.items():
                 if value not in asked[axis]:
                     asked[axis].append(value)
-    variant = {}
+    variant: dict[str, list] = {}
     for output, variants in left.items():
         for axis in table()["ops"][op]["outputs"][output]["axes"]:
             order = table()["axes"][axis]
             if axis in asked:
-                values = asked[axis]
+                values = set(asked[axis])
             else:
                 values = {dict(item)[axis] for item in variants if axis in dict(item)}
                 before = set(variant.get(axis, values))

@@ -27,6 +27,7 @@ class Named:
 
     @property
     def exact(self) -> bool:
+        """Whether the numbers are the deviation's, within the tolerance."""
         return self.distance <= 1
 
 
@@ -64,7 +65,7 @@ def _held_against(report: OpReport, failing: list[Verdict], dtype: str) -> list[
     """The attempts that a deviation has to explain: failing and passing ones in one dtype."""
     passing = [v for v in report.cases if v.verdict == "pass" and v.dtype == dtype and v.case.level == "must"]
     wrong = [v for v in failing if v.dtype == dtype]
-    return [verdict.attempt for verdict in wrong[:MOST_CASES] + passing[:MOST_CASES]]
+    return [v.attempt for v in wrong[:MOST_CASES] + passing[:MOST_CASES] if v.attempt is not None]
 
 
 class Evaluator:
@@ -88,7 +89,8 @@ class Evaluator:
 
         Numbers that are wrong identify no variant, so each one is tried, those that are left first.
         """
-        furthest, chosen = 0.0, {}
+        furthest = 0.0
+        chosen: dict = {}
         for output in self.spec["outputs"]:
             returned = [attempt for attempt in held if output in attempt.answer["result"]["outputs"]]
             if returned:

@@ -80,7 +80,7 @@ EDGES = (
     Edge(
         "value_loss",
         "value_loss",
-        {"values": ("values",), "old_values": ("old_values",), "returns": ("returns",), "mask": ("mask",)},
+        {"values": ("values",), "old_values": ("old_values",), "returns": ("returns",), "mask": ("value_mask", "mask")},
         {"loss": ("value_loss",), "clip_fraction": ("value_clip_fraction",)},
         {"clip": ("value_clip",)},
     ),
@@ -126,7 +126,7 @@ EDGES = (
 # Tensors with one number per response token; the rest of the dump is aligned to them.
 TOKENWISE = (
     *("logprobs", "old_logprobs", "ref_logprobs", "rewards", "raw_advantages", "advantages", "returns", "kl", "ratio"),
-    *("x", "value", "token_entropy", "entropy"),
+    *("x", "value", "token_entropy", "entropy", "value_mask"),
 )
 STATES = ("values", "old_values")  # in a full sequence, one per token: the last speaks of no token
 MASKS = ("mask", "response_mask")

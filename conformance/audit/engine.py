@@ -130,7 +130,8 @@ def _ends(edge: Edge, step: Step) -> dict[str, str]:
         axes = len((spec["outputs"] if end in edge.outputs else spec["inputs"])[end]["shape"])
         if end == "mask":
             if step.width:
-                found[end] = step.mask_name or "mask"
+                own = names[0] if names[0] != "mask" and names[0] in step.dump else None
+                found[end] = own or step.mask_name or "mask"
             continue
         name = next((name for name in names if name in step.dump and len(step.dump.shapes[name]) == axes), None)
         if name:
@@ -239,7 +240,7 @@ def _not_finite(edge: Edge, ends: dict[str, str], step: Step) -> str:
         if end == "mask" or name is None or step.dump.dtypes[name] in ("int", "bool") or len(step.dump.shapes[name]) != 2:
             continue
         for start, stop in step.blocks(1) if name in (*TOKENWISE, *STATES) else ():
-            bad = ~torch.isfinite(step.get(name, start, stop)) & step.mask(start, stop)
+            bad = ~torch.isfinite(step.get(name, start, stop)) & step.mask(start, stop, ends.get("mask"))
             if bad.any():
                 row, column = bad.nonzero()[0].tolist()
                 return f"{name} is not finite at row {start + row}, position {column}, which counts"
@@ -283,7 +284,7 @@ def tensors_of(edge: Edge, ends: dict[str, str], step: Step, start: int, stop: i
     stop = step.rows if stop is None and step.rows else stop
     for end in spec["inputs"]:
         if end == "mask":
-            found[end] = step.mask(start, stop)
+            found[end] = step.mask(start, stop, ends.get("mask"))
         elif end not in ends:
             found[end] = torch.zeros((), dtype=torch.float64)  # a term that the step does not have
         elif end == "logits":

@@ -41,8 +41,16 @@ def parameters(op: str, tensors: dict[str, torch.Tensor], given: dict, missing: 
         given: parameters that are given.
         missing: names of parameters without which the op cannot be computed.
     """
-    if op in _READERS:
+    finite = all(bool(torch.isfinite(tensor).all()) for tensor in _at_tokens(tensors) if tensor.is_floating_point())
+    if op in _READERS and finite:
         yield from _READERS[op](tensors, given)
+
+
+def _at_tokens(tensors: dict[str, torch.Tensor]) -> Iterator[torch.Tensor]:
+    """What is read: per-token tensors where a token counts, all others whole."""
+    mask = tensors.get("mask")
+    for tensor in tensors.values():
+        yield tensor[mask] if mask is not None and tensor.shape == mask.shape else tensor
 
 
 def fewest_digits(values: list[float], cost: Callable[[list[float]], float]) -> tuple[list[float], float]:

@@ -24,7 +24,7 @@ def judge_terms(finding: engine.Finding, step: Step, params: dict) -> None:
     outputs = {output: step.get(finding.ends[output]) for output in finding.edge.outputs if output in finding.ends}
     finding.compared = len(outputs)
     for tried, edges in dict.fromkeys([(1, False), (1, True), (len(forms), True)]):
-        case = engine.case_of(finding, _answers(finding, step, params, forms[:tried], edges), params, _full(step))
+        case = engine.case_of(finding, _answers(finding, step, params, forms[:tried], edges), params, _full(finding, step))
         attempt = Attempt(case, finding.dtype, {}, {"result": engine.result(finding.edge, outputs, finding.dtype)})
         wrong = bool(engine.judging.judge(case.op, [attempt], "must").failed)
         if not wrong or (edges and tried == len(forms)):
@@ -34,8 +34,8 @@ def judge_terms(finding: engine.Finding, step: Step, params: dict) -> None:
             return
 
 
-def _full(step: Step) -> bool:
-    return all(bool(step.mask(start, stop).all()) for start, stop in step.blocks(1))
+def _full(finding: engine.Finding, step: Step) -> bool:
+    return all(bool(step.mask(*part, finding.ends.get("mask")).all()) for part in step.blocks(1))
 
 
 def _forms(op: str):
@@ -58,7 +58,7 @@ def _answers(finding: engine.Finding, step: Step, params: dict, forms: list[dict
             sums["clip_fraction"] = _undecided(sums["clip_fraction"], finding, step, params, form)
         for output, rows in sums.items():
             axes = table()["ops"][op]["outputs"][output]["axes"]
-            ways = _ways(step, params) if "aggregation" in axes else [{}]
+            ways = _ways(finding, step, params) if "aggregation" in axes else [{}]
             for way in ways:
                 mean = _aggregate(rows, counts, params, way)
                 for factor, scale in (("half", 0.5), ("one", 1.0)) if "factor" in axes else ((None, 1.0),):
@@ -106,10 +106,8 @@ def _undecided(rows: Tracked, finding: engine.Finding, step: Step, params: dict,
     """
     law, size = DTYPES[finding.dtype], 8.0
     if finding.edge.op == "value_loss":
-        size = (
-            max(float(inside(step.get(finding.ends["values"], *part), step.mask(*part)).abs().max()) for part in step.blocks(1))
-            + 1
-        )
+        masks = ((part, step.mask(*part, finding.ends.get("mask"))) for part in step.blocks(1))
+        size = max(float(inside(step.get(finding.ends["values"], *part), mask).abs().max()) for part, mask in masks) + 1
     counted = []
     for sign in (-1, 1):
         moved = params | {name: params[name] + sign * K * law.unit * size for name in _clips(params)}
@@ -129,8 +127,8 @@ def _clipped(finding: engine.Finding, step: Step, params: dict, form: dict) -> t
     return torch.cat(counts)
 
 
-def _ways(step: Step, params: dict):
-    full = _full(step)
+def _ways(finding: engine.Finding, step: Step, params: dict):
+    full = _full(finding, step)
     for aggregation, empty_rows in itertools.product(table()["axes"]["aggregation"], table()["axes"]["empty_rows"]):
         if aggregation == "seq_mean_token_sum_norm" and params.get("horizon") is None:
             continue

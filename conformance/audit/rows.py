@@ -23,25 +23,54 @@ LOGITS = 1 << 21  # numbers of a block of logits
 NAMED = 1 << 16  # positions of a dump up to which deviations of a whole batch are tried
 
 
+LAWS = {"float64": ("float64", "float32"), "float32": ("float32", "bfloat16")}  # a dump's dtype, and the one it may be right to
+
+
 def judge_rows(finding: engine.Finding, step: Step, params: dict) -> None:
-    """Judges an edge block by block; fills the finding in."""
-    if finding.edge.op == "whiten":
-        x = Tracked(step.get(finding.ends["x"]))
-        _whitened(finding, step, params, x, "whitened", {"mean": ["removed", "kept"]})
+    """Judges an edge block by block; fills the finding in.
+
+    As in `check`, float64 numbers that are right to float32 accuracy are coarse, and float32 numbers that are right to 16 bits
+    only are wrong, and computed in 16 bits.
+    """
+    said = None
+    for law in LAWS.get(finding.dtype, (finding.dtype,)):
+        _judge_by(finding, step, params, law)
+        if finding.verdict == "right":
+            break
+        said = said or (finding.report, finding.first, finding.worst)
+    if finding.verdict == "right" and said is None:
         return
-    for number, variant in enumerate(_identified(finding, step, params)):
-        raw = _compare(finding, step, params, variant)
+    if finding.verdict == "right" and finding.dtype == "float64":
+        finding.report.precision = "coarse"
+        return
+    computes = finding.verdict == "right"
+    finding.report, finding.first, finding.worst = said
+    finding.verdict = "wrong"
+    if computes:
+        finding.report.precision = "computes-in-bfloat16"
+    elif finding.first:
+        _name(finding, step, params)
+
+
+def _judge_by(finding: engine.Finding, step: Step, params: dict, law: str) -> None:
+    """Judges by the law of one dtype."""
+    finding.verdict, finding.first = "wrong", ""
+    if finding.edge.op == "whiten":
+        _whitened(finding, step, Tracked(step.get(finding.ends["x"])), "whitened", ["removed", "kept"], law)
+        return
+    for number, variant in enumerate(_identified(finding, step, params, law)):
+        raw = _compare(finding, step, params, variant, law)
         if finding.verdict == "right":
             if number:  # the first one that was left is wrong further on, so the windows could not tell them apart
                 finding.report.variant = {axis: [value] for axis, value in variant.items()}
             if raw is not None:
-                _whitened(finding, step, params, raw, "advantages", {})
+                _whitened(finding, step, raw, "advantages", ["removed"], law)
+            elif "advantages" in finding.ends and finding.edge.op in ("gae", "experience"):
+                finding.report.variant["whitening"] = ["none"]
             return
-    if finding.first:
-        _name(finding, step, params)
 
 
-def _identified(finding: engine.Finding, step: Step, params: dict) -> Iterator[dict]:
+def _identified(finding: engine.Finding, step: Step, params: dict, law: str) -> Iterator[dict]:
     """The variants that the exact oracle leaves on a few windows; sets the finding where the windows are wrong already."""
     op = finding.edge.op
     if op in ("token_logprobs", "entropy", "end_score"):  # no variants
@@ -51,7 +80,7 @@ def _identified(finding: engine.Finding, step: Step, params: dict) -> Iterator[d
     tensors = _windows(finding, step)
     if "returns" in tensors:
         tensors.pop("advantages", None)  # they may be whitened, over more than a few windows
-    attempt = engine.exact_attempt(finding.edge, tensors, params, finding.dtype, finding.ends)
+    attempt = engine.exact_attempt(finding.edge, tensors, params, law, finding.ends)
     engine.settle(finding, attempt)
     if finding.verdict == "right" or (op in ("gae", "experience") and "returns" not in tensors):
         yield from engine.variants_left(finding.report)
@@ -98,7 +127,7 @@ def _blocks(finding: engine.Finding, step: Step) -> Iterator[tuple[int, int, sli
             yield start, stop, part, given | {output: got[:, part], "compared": compared[:, part]}
 
 
-def _compare(finding: engine.Finding, step: Step, params: dict, variant: dict) -> Tracked | None:
+def _compare(finding: engine.Finding, step: Step, params: dict, variant: dict, law: str) -> Tracked | None:
     """Compares all of the dump under one variant.
 
     Returns:
@@ -113,7 +142,7 @@ def _compare(finding: engine.Finding, step: Step, params: dict, variant: dict) -
             if output not in tensors:
                 continue
             want = made[output]
-            share = engine.shares(tensors[output], want, finding.dtype, finding.dtype)
+            share = engine.shares(tensors[output], want, law, finding.dtype)
             share = torch.where(tensors["compared"], share, 0.0) if "compared" in tensors else share
             compared += int(tensors["compared"].sum()) if "compared" in tensors else share.numel()
             worst = max(worst, float(share.max())) if output not in wrong else worst
@@ -164,21 +193,21 @@ def _carried(rewards: Tracked, steps: torch.Tensor, chain: dict) -> torch.Tensor
     return reference.gae(rewards.gauge, zeros, steps, gamma=1.0, lam=decay, gaps=chain["gaps"]).advantages
 
 
-def _whitened(finding: engine.Finding, step: Step, params: dict, x: Tracked, output: str, axes: dict) -> None:
+def _whitened(finding: engine.Finding, step: Step, x: Tracked, output: str, means: list[str], law: str) -> None:
     """Compares with the whitening of x over the whole batch, in each of its forms."""
     mask = step.mask()
     got_name, best = finding.ends[output], (math.inf, {}, "")
     for variance in ("unbiased", "biased"):
         mu, var = _moments(x, mask, step, variance)
         for epsilon in EPSILONS:
-            for mean in axes.get("mean", ["removed"]):
+            for mean in means:
                 worst, first = 0.0, ""
                 for start, stop in step.blocks(1):
                     rows = slice(start, stop)
                     want = (x[rows] - mu) / deviation(var, epsilon)
                     want = want + mu if mean == "kept" else want
                     got = step.get(got_name, start, stop)
-                    share = torch.where(mask[rows], engine.shares(got, want, finding.dtype, finding.dtype), 0.0)
+                    share = torch.where(mask[rows], engine.shares(got, want, law, finding.dtype), 0.0)
                     if float(share.max()) > worst:
                         worst = float(share.max())
                         row, column = (share == share.max()).nonzero()[0].tolist()
@@ -204,8 +233,6 @@ def _whitened(finding: engine.Finding, step: Step, params: dict, x: Tracked, out
             chosen = {"whitening": "inside"}
     finding.report.variant |= {axis: [value] for axis, value in chosen.items()}
     finding.compared = max(finding.compared, int(mask.sum()))
-    if finding.verdict == "wrong":
-        _name(finding, step, params)
 
 
 def _moments(x: Tracked, mask: torch.Tensor, step: Step, variance: str) -> tuple[Tracked, Tracked]:

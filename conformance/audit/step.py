@@ -84,9 +84,11 @@ class Step:
             return self.dump.read(name, start, stop, self._cut(name, self.dump.shapes[name][1]))
         return self.dump.read(name, start, stop)
 
-    def mask(self, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """bool [rows, T], True where a token counts."""
+    def mask(self, start: int = 0, stop: int | None = None, name: str | None = None) -> torch.Tensor:
+        """bool [rows, T], True where a token counts; `name` may be that of a loss's own mask."""
         stop = self.rows if stop is None else stop
+        if name == "value_mask":
+            return self.get(name, start, stop) > 0
         if self.mask_from == "mask":
             return self.get(self.mask_name, start, stop) > 0
         if self.mask_from == "attention_mask":
@@ -153,19 +155,17 @@ class Step:
         """
         first, last, _ = columns.indices(self.width)
         offset = self.dump.shapes[name][1] - self.width - (1 if self.layout != "aligned" else 0)
-        low = max(first + offset, 0)
-        logits = self.dump.read(name, start, stop, slice(low, last + offset))
-        missing = low - (first + offset)  # a window without the prompt's last position: nothing speaks of its first token
-        logits = torch.cat([logits[:, :1]] * missing + [logits, logits[:, :1]], 1)
+        logits = self._columns(name, start, stop, first + offset, last + offset + 1)
         if "tokens" not in self.dump:  # an entropy needs none
             return logits, torch.zeros(logits.shape[:-1], dtype=torch.int64)
-        targets, width = self.targets(start, stop), self.dump.shapes["tokens"][1]
-        before = (
-            self.dump.read("tokens", start, stop, slice(width - self.width - 1, width - self.width))
-            if width > self.width
-            else targets[:, :1]
-        )
-        return logits, torch.cat([before, targets], 1)[:, first : last + 1]
+        before = self.dump.shapes["tokens"][1] - self.width - 1
+        return logits, self._columns("tokens", start, stop, first + before, last + before + 1)
+
+    def _columns(self, name: str, start: int, stop: int, first: int, last: int) -> torch.Tensor:
+        """Columns first … last−1 of some rows; those beyond an end repeat the one there, and are read by nothing that counts."""
+        width = self.dump.shapes[name][1]
+        block = self.dump.read(name, start, stop, slice(max(first, 0), min(last, width)))
+        return torch.cat([block[:, :1]] * max(-first, 0) + [block] + [block[:, -1:]] * max(last - width, 0), 1)
 
     def unspoken(self, name: str) -> bool:
         """Whether no logits speak of the first token of the window."""

@@ -77,6 +77,8 @@ class Tracked:
         return _plus(-self, other, 1)
 
     def __mul__(self, other) -> Tracked:
+        if isinstance(other, torch.Tensor):
+            other = Tracked(other)
         if not isinstance(other, Tracked):
             value = self.value * other
             size = abs(other)

@@ -86,6 +86,9 @@ def show(dumps: list[str], step, padding: str, findings: list, code: int) -> str
     ]
     if inferred:
         parts.append("\n".join(["Not given, read from the numbers", *(wrap(line) for line in dict.fromkeys(inferred))]))
+    coarse = [finding.edge.name for finding in findings if finding.report and finding.report.precision == "coarse"]
+    if coarse:
+        parts.append(wrap(f"agrees to float32 accuracy at float64: {', '.join(coarse)}", ""))
     unchecked = [f"{finding.edge.name}: {finding.reason}" for finding in findings if finding.verdict == "unchecked"]
     if unchecked:
         parts.append("\n".join(["Not checked", *(wrap(line) for line in unchecked)]))
@@ -97,25 +100,28 @@ def show(dumps: list[str], step, padding: str, findings: list, code: int) -> str
 
 
 def matrix(findings: list) -> str:
-    """One row per edge that was checked."""
+    """One row per edge that was checked, and the dtypes whose law they were held against."""
     from tabulate import tabulate
 
     from goldenppo.conformance.render import terminal
 
-    rows = []
+    rows, dtypes = [], {}
     for finding in findings:
         if finding.verdict != "unchecked":
             worst = f"{finding.worst:.2f}" if finding.verdict == "right" else ""
             variant = terminal.variant(finding.report) if finding.report else ""
-            mark = terminal.paint(
-                "WRONG" if finding.verdict == "wrong" else "right", "31" if finding.verdict == "wrong" else "32"
-            )
-            name = "\n".join(
-                textwrap.wrap(finding.edge.name, 16, break_on_hyphens=False) + [_short(finding.place)] * bool(finding.place)
-            )
-            rows.append([name, mark, variant, finding.compared, worst, finding.dtype])
-    headers = ["edge", "verdict", "variant", "numbers", "worst", "dtype"]
-    return tabulate(rows, headers=headers, disable_numparse=True) if rows else ""
+            wrong = finding.verdict == "wrong"
+            mark = terminal.paint("WRONG" if wrong else "right", "31" if wrong else "32")
+            name = textwrap.wrap(finding.edge.name, 16, break_on_hyphens=False)
+            name += [_short(finding.place)] if finding.place else []
+            rows.append(["\n".join(name), mark, variant, finding.compared, worst])
+            if finding.dtype:
+                dtypes.setdefault(finding.dtype, []).append(finding.edge.name)
+    if not rows:
+        return ""
+    table = tabulate(rows, headers=["edge", "verdict", "variant", "numbers", "worst"], disable_numparse=True)
+    laws = [dtype if len(dtypes) == 1 else f"{dtype} ({', '.join(dict.fromkeys(names))})" for dtype, names in dtypes.items()]
+    return f"{table}\n\n{terminal.wrap('held against the law of ' + ', '.join(laws), '')}" if laws else table
 
 
 def _short(path: str) -> str:

@@ -31,10 +31,12 @@ class Diagnosis:
 
     @property
     def caught(self) -> bool:
+        """Whether a case fails under the deviation."""
         return bool(self.caught_by)
 
     @property
     def named(self) -> bool:
+        """Whether its own name is the first one given."""
         return self.first == self.id
 
 
@@ -158,19 +160,24 @@ def planted(op: str, function, cases: list, axes: dict | None = None, dtypes: tu
         axes: the convention, where it is not the default of every axis.
         dtypes: dtypes to run in.
     """
+    from goldenppo.conformance.run import attempts
+
+    session = trainer(op, function, axes)
+    return list(attempts(session, op, session.hello()["ops"][op], cases, dtypes, "cpu"))
+
+
+def trainer(op: str, function, axes: dict | None = None):
+    """An adapter with one op, whose function has one fixed convention and takes no axis."""
     import types
 
     from goldenppo.adapters.binding import axes_of
     from goldenppo.adapters.session import Session
     from goldenppo.conformance.cases import table
-    from goldenppo.conformance.run import attempts
 
     spec = table()["ops"][op]
     module = types.ModuleType("planted")
     setattr(module, op, without_axes(function, axes_of(spec), axes or {}))
-    session = Session(module, {"ops": {op: spec}, "axes": table()["axes"]})
-    offer = session.hello()["ops"][op]
-    return list(attempts(session, op, offer, cases, dtypes, "cpu"))
+    return Session(module, {"ops": {op: spec}, "axes": table()["axes"]})
 
 
 def without_axes(function, axes: list[str], fixed: dict):
@@ -186,7 +193,7 @@ def without_axes(function, axes: list[str], fixed: dict):
         return function(*args, **kwargs, **fixed)
 
     plain.__module__ = "planted"
-    plain.__signature__ = signature.replace(parameters=kept)
+    plain.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
     return plain
 
 

@@ -28,7 +28,7 @@ def deviation_of(op):
             given.apply_defaults()
             return function(*map(_widened, given.args), **given.kwargs)
 
-        deviation.__signature__ = signature  # type: ignore[attr-defined]
+        deviation.__signature__ = signature
         return deviation
 
     return decorate

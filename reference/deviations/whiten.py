@@ -16,7 +16,7 @@ def _mean(x, mask):
 
 
 def _bessel(mask, variance):
-    n = mask.sum()
+    n = mask.sum().double()  # int/int would be float32
     return n / (n - 1) if variance == "unbiased" else n / n
 
 
