@@ -78,9 +78,9 @@ def whiten_by_moments(x, mask):
 
 
 def reward_model_loss_log1p(chosen, rejected, *, margin=None):
-    """log(1 + exp(−d)) written out, safe on both sides."""
+    """log(1 + exp(−d)), or log(1 + exp(d)) − d where that would overflow."""
     d = chosen - rejected if margin is None else chosen - rejected - margin
-    return (torch.log1p(torch.exp(-d.abs())) + torch.relu(-d)).mean()
+    return torch.where(d > 0, torch.log1p(torch.exp(-d.clamp(min=0))), torch.log1p(torch.exp(d.clamp(max=0))) - d).mean()
 
 
 def token_logprobs_gathered(logits, tokens, *, temperature):

@@ -43,7 +43,9 @@ def candidates(slope: Number, cut: Cut) -> tuple[Number, Number, Number]:
         slope: the derivative where nothing is cut off; an exact 0 stands in its place where the cut holds.
     """
     certain, actual, possible = cut
-    chosen = ZERO if actual else slope
+    # Autograd multiplies the slope by 0, so a slope that overflows makes the 0 a NaN: its size stays in the range.
+    zero = Number(ZERO.value, high=max(slope.high, slope.size))
+    chosen = zero if actual else slope
     if certain == possible:
         return chosen, chosen, chosen
-    return (chosen, slope, ZERO) if slope < ZERO else (chosen, ZERO, slope)
+    return (chosen, slope, zero) if slope < ZERO else (chosen, zero, slope)

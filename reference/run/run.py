@@ -47,7 +47,7 @@ def run(
     settings: dict[str, Any] = DEFAULT,
     write: Write | None = None,
     on_models: Callable[[dict[str, Weights]], None] | None = None,
-    on_row: Callable[[dict[str, float]], None] | None = None,
+    on_row: Callable[[dict[str, float]], object] | None = None,
     on_stage: Callable[[str], None] | None = None,
     watch: Watch | None = None,
     tf32: bool = False,
