@@ -39,3 +39,30 @@ def test_two_adapters_stand_side_by_side_with_differences_marked(tmp_path, capsy
 
 def test_more_than_two_is_a_usage_error():
     assert main(["identify", "a", "b", "c"]) == 2
+
+
+WHITENING_BY_KEYWORD = """
+import torch
+def gae(rewards, values, mask, *, gamma, lam, whitening):
+    values, advantages = values.masked_fill(~mask, 0), torch.zeros_like(values)
+    following = running = torch.zeros_like(values[:, 0])
+    for t in reversed(range(values.shape[1])):
+        new = rewards[:, t] + gamma * following - values[:, t] + gamma * lam * running
+        running = torch.where(mask[:, t], new, running)
+        following = torch.where(mask[:, t], values[:, t], following)
+        advantages[:, t] = running
+    returns = advantages + values
+    if whitening == "inside":
+        counted = advantages[mask]
+        advantages = (advantages - counted.mean()) / counted.std().clamp(min=1e-4)
+    return {"advantages": advantages, "returns": returns}
+"""
+
+
+def test_a_call_without_whitening_says_nothing_of_its_epsilon(tmp_path, capsys):
+    """Epsilon moves nothing where `whitening` is none, so those calls must not vote for one."""
+    path = tmp_path / "whitening.py"
+    path.write_text(WHITENING_BY_KEYWORD)
+
+    assert main(["check", str(path), "--op", "gae", "--level", "should"]) == 0
+    assert "epsilon: max(var,1e-8)" in capsys.readouterr().out
