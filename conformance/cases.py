@@ -12,7 +12,7 @@ import yaml
 from goldenppo.adapters.interface import UsageError
 
 LEVELS = ("must", "should", "robust")
-CHAPTERS = ("invariances",)  # chapters whose clauses are not of one op and have no cases
+CHAPTERS = ("invariances", "run")  # chapters whose clauses are not of one op and have no cases
 _HEADING = re.compile(r"^### (?P<label>[A-Z]+-\d+) · (?P<level>must|should|robust) · (?P<sentence>.+)$", re.MULTILINE)
 
 
@@ -41,7 +41,7 @@ def read_yaml(name: str) -> dict:
 
 @dataclass(frozen=True)
 class Case:
-    """One case of a fixture file, as written there (design: section 5)."""
+    """One case of a fixture file, as written there (fixtures/schema/fixture.schema.json)."""
 
     id: str
     op: str

@@ -37,7 +37,8 @@ def clause(name: str) -> str | None:
     if not found:
         return None
     cases = [item.id for item in load(found["op"]) if name.upper() in item.clauses]
-    by = f"cases: {', '.join(cases)}" if found["op"] in table()["ops"] else "checked by: goldenppo check ADAPTER --invariances"
+    checked = {"invariances": "goldenppo check ADAPTER --invariances", "run": "goldenppo run --verify"}
+    by = f"cases: {', '.join(cases)}" if found["op"] in table()["ops"] else f"checked by: {checked[found['op']]}"
     parts = [f"{name.upper()} ({found['op']}, {found['level']})", wrap(found["sentence"]), textwrap.indent(found["text"], "  ")]
     return "\n\n".join([*parts, wrap(by)])
 

@@ -37,7 +37,7 @@ def normwise(got: Tensor, want: Tensor, granted: float) -> float:
     if got.shape != want.shape:
         return math.inf
     got, want = got.detach().double().cpu(), want.detach().double().cpu()
-    distance = float((got - want).abs().max()) if got.numel() else 0.0
+    distance = float((got - want).abs().max()) if got.numel() else 0.0  # RUN-2
     if distance == 0:
         return 0.0
     scale = float(want.abs().max())
@@ -64,7 +64,8 @@ def tolerance_use(got: Tensor, want: Any, dtype: str, skip: frozenset[int] = fro
             continue
         expected = exact.to_float(number)
         off = abs(value - expected)
-        uses.append(off / (K * (u * number.gauge + s) + u * abs(expected)) if math.isfinite(off) else math.inf)
+        allowed = K * (u * number.gauge + s) + u * abs(expected)  # RUN-1
+        uses.append(off / allowed if math.isfinite(off) else math.inf)
     return max(uses)
 
 

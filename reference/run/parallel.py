@@ -42,7 +42,7 @@ def shares(rows: int, processes: int) -> list[int]:
     """
     if rows < processes:
         raise ValueError(f"{rows} rows cannot be spread over {processes} processes; start at most {rows}")
-    weights = torch.arange(processes, 0, -1, dtype=torch.float64)
+    weights = torch.arange(processes, 0, -1, dtype=torch.float64)  # RUN-5
     extra = (weights / weights.sum() * (rows - processes)).floor().to(torch.int64)
     extra[0] += rows - processes - extra.sum()
     return (extra + 1).tolist()

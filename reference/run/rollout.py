@@ -74,4 +74,4 @@ def sample(logits: Tensor, noise: Tensor, temperature: float) -> tuple[Tensor, T
     """
     perturbed = logits.double() / temperature + noise
     best = perturbed.topk(2, dim=-1)
-    return best.indices[:, 0], best.values[:, 0] - best.values[:, 1]
+    return best.indices[:, 0], best.values[:, 0] - best.values[:, 1]  # RUN-4

@@ -157,7 +157,7 @@ def losses(
         grad_logprobs, grad_values, grad_entropy [b, T].
     """
     logprobs, values, token_entropy = (read[name].detach().requires_grad_() for name in ("logprobs", "values", "token_entropy"))
-    old, mask = batch["old_logprobs"], batch["mask"]
+    old, mask = batch["old_logprobs"], batch["mask"]  # RUN-3: the ops detach what is constant
     share = torch.as_tensor(share, dtype=logprobs.dtype, device=logprobs.device)
     policy = policy_loss(logprobs, old, batch["advantages"], mask, clip_low=clip_low, clip_high=clip_high)
     value = value_loss(values, batch["old_values"], batch["returns"], mask, clip=value_clip)

@@ -20,7 +20,7 @@ def labels_of(op):
 @pytest.mark.parametrize("op", [*OPS, *CHAPTERS])
 def test_labels_are_consecutive_and_carry_the_prefix(op):
     """A label is never reused or left out: PL-1, PL-2, …"""
-    prefix = table()["ops"][op]["label"] if op in OPS else {"invariances": "INV"}[op]
+    prefix = table()["ops"][op]["label"] if op in OPS else {"invariances": "INV", "run": "RUN"}[op]
     expected = [f"{prefix}-{number}" for number in range(1, len(labels_of(op)) + 1)]
 
     assert labels_of(op) == expected
@@ -50,6 +50,12 @@ def test_every_clause_has_a_case(label):
 def test_every_invariance_has_a_check():
     """The chapter's clauses have no cases: the engine has a function for each, and no others."""
     assert labels_of("invariances") == list(INVARIANCES)
+
+
+def test_every_clause_of_the_run_stands_beside_the_code_that_keeps_it():
+    code = "".join(path.read_text(encoding="utf-8") for path in (folder("reference") / "run").glob("*.py"))
+
+    assert [label for label in labels_of("run") if f"# {label}" not in code] == []
 
 
 def test_every_case_names_clauses_of_its_op():
