@@ -333,6 +333,14 @@ def pl_approx_kl_over_padding(*inputs, **params):
 
 
 @deviation_of(policy_loss)
+def pl_metrics_over_padding(logprobs, old_logprobs, advantages, mask, **params):
+    """Average both metrics over all slots, the numbers that padding holds included."""
+    right = policy_loss(logprobs, old_logprobs, advantages, mask, **params)
+    every = policy_loss(logprobs, old_logprobs, advantages, torch.ones_like(mask), **params)
+    return right._replace(approx_kl=every.approx_kl, clip_fraction=every.clip_fraction)
+
+
+@deviation_of(policy_loss)
 def pl_approx_kl_k2_half_missing(*inputs, **params):
     """Leave the factor ½ out of k2: the mean of d²."""
     right = policy_loss(*inputs, **params)

@@ -440,6 +440,7 @@ READS_MASKED = {
     "pl-mask-ignored",
     "pl-mask-in-denominator-only",
     "pl-mask-one-late",
+    "pl-metrics-over-padding",
     "sr-kl-mask-one-late",
     "sr-kl-not-masked",
     "vl-holes-counted",
