@@ -230,8 +230,14 @@ def _logsigmoid(x: Tracked) -> Tracked:
     return Tracked(value, torch.sigmoid(-x.value) * (x.gauge + 1) + 1 + value.abs())
 
 
-def _like(function):
-    return lambda x, *arguments, **keywords: Tracked(function(x.value, *arguments, **keywords))
+def _zeros_like(x: Tracked) -> Tracked:
+    return Tracked(torch.zeros_like(x.value))
+
+
+def _full_like(x: Tracked | torch.Tensor, fill) -> Tracked:
+    fill = tracked(fill)
+    shape = x.shape
+    return Tracked(fill.value.expand(shape), fill.gauge.expand(shape))
 
 
 _RULES = {
@@ -242,8 +248,8 @@ _RULES = {
     torch.log_softmax: _LogSoftmax,
     torch.softmax: _softmax,
     torch.nn.functional.logsigmoid: _logsigmoid,
-    torch.zeros_like: _like(torch.zeros_like),
-    torch.full_like: _like(torch.full_like),
+    torch.zeros_like: _zeros_like,
+    torch.full_like: _full_like,
 }
 
 
