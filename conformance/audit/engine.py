@@ -108,7 +108,7 @@ def audit(step: Step, only: list[str] | None = None) -> list[Finding]:
             continue
         missing = [names[0] for end, names in edge.inputs.items() if end not in ends and None not in names]
         if missing:
-            if edge.name != "experience" and set(ends) & set(edge.inputs) - {"mask"}:
+            if edge.name != "experience" and "logits" not in edge.inputs and set(ends) & set(edge.inputs) - {"mask"}:
                 findings.append(Finding(edge, ends, "unchecked", f"the dump has no {' and no '.join(missing)}"))
             continue
         poisoned = _not_finite(edge, ends, step)
@@ -208,14 +208,14 @@ def _check(edge: Edge, ends: dict[str, str], step: Step) -> Finding:
     about = table()["ops"][edge.op]["params"]
     needed = [name for name in about if not about[name].get("optional") and "needed_by" not in about[name]]
     missing = [name for name in needed if given.get(name) is None]
-    finding = None if missing else _judge(edge, ends, step, given)
+    finding = None if missing else judge_edge(edge, ends, step, given)
     if finding and (finding.verdict == "right" or (finding.report and any(match.exact for match in finding.report.matches))):
         return finding
     for guess in infer.parameters(edge.op, _sample(edge, ends, step), given, missing):
         news = {name: item for name, item in guess.items() if name not in given or given[name] != item.value}
         if not news or any((given | {n: i.value for n, i in news.items()}).get(name) is None for name in needed):
             continue
-        other = _judge(edge, ends, step, given | {name: item.value for name, item in news.items()})
+        other = judge_edge(edge, ends, step, given | {name: item.value for name, item in news.items()})
         other.inferred = news
         contradicted = [name for name in news if given.get(name) is not None]
         if other.verdict == "right" and contradicted:
@@ -250,7 +250,7 @@ def _not_finite(edge: Edge, ends: dict[str, str], step: Step) -> str:
 # --- judging ------------------------------------------------------------------------------------------------
 
 
-def _judge(edge: Edge, ends: dict[str, str], step: Step, params: dict) -> Finding:
+def judge_edge(edge: Edge, ends: dict[str, str], step: Step, params: dict) -> Finding:
     """The verdict on an edge under given parameters."""
     kinds = [step.dump.dtypes[name] for name in ends.values() if step.dump.dtypes.get(name) in COARSEST]
     dtype = min(kinds, key=COARSEST.index)
@@ -308,7 +308,8 @@ def tensors_of(edge: Edge, ends: dict[str, str], step: Step, start: int, stop: i
 
 def _check_shapes(edge: Edge, ends: dict[str, str], tensors: dict[str, torch.Tensor]) -> None:
     """Axes of one letter have one length throughout an op."""
-    spec, sizes = table()["ops"][edge.op], {}
+    spec = table()["ops"][edge.op]
+    sizes: dict[str, tuple[str, int]] = {}
     for end, about in (spec["inputs"] | spec["outputs"]).items():
         if end in tensors and end in ends and "logits" not in tensors:
             for axis, size in zip(about["shape"], tensors[end].shape, strict=True):
@@ -396,11 +397,18 @@ def settle(finding: Finding, attempt: Attempt, evaluator: naming.Evaluator | Non
         if report.matches and report.matches[0].exact:
             judging.retell(report, report.matches[0].variant)
             report.precision = ""
+    if report.precision.startswith("computes") and not any(block.shape for block in _blocks(attempt)):
+        report.precision = ""  # one number off is within 16 bits of the right one too easily
     finding.report = report
     finding.verdict = "wrong" if report.failed else "right" if report.verdict == "conforms" else "unchecked"
     finding.worst = max((verdict.use for verdict in report.cases), default=0.0)
     if finding.verdict == "unchecked":
         finding.reason = report.cases[0].reason or report.cases[0].verdict if report.cases else "nothing was compared"
+
+
+def _blocks(attempt: Attempt) -> list[Block]:
+    """The right answers of an attempt's case, one per output."""
+    return [entries[0].block for entries in attempt.case.answers.values()]
 
 
 def _possible(spec: dict, variant: tuple, params: dict) -> bool:
@@ -507,6 +515,7 @@ def _whole(finding: Finding, tensors: dict, params: dict) -> None:
 def say_first(finding: Finding) -> None:
     """Words for the first wrong number of an edge whose inputs are too large to print."""
     if finding.verdict == "wrong":
+        assert finding.report is not None
         element = wrong_element(finding.report.failed[0])
         name = finding.ends.get(element["output"], element["output"]) if element else ""
         where = element["index"] or "" if element else ""

@@ -5,6 +5,7 @@ Each function yields guesses; a guess counts only once the edge is right under i
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -102,7 +103,7 @@ def _kl_coef(tensors: dict, given: dict) -> Iterator[Guess]:
     mask, rewards, scores = tensors["mask"], tensors["rewards"], tensors["scores"]
     last = score_slot(mask, "last_token")
     inner = mask & ~last
-    fits = []
+    fits: list[tuple] = []
     for estimator in ("k1", "abs", "k2", "k3"):
         kl = kl_penalty(tensors["logprobs"], tensors["ref_logprobs"], estimator=estimator)
         x, y = kl[inner], -rewards[inner]
@@ -126,10 +127,13 @@ def _kl_coef(tensors: dict, given: dict) -> Iterator[Guess]:
             short = (paid - scores).abs() > 1e-3 * scores.abs() + 1e-6
             bounds = paid[short].abs()
             if len(bounds) and float(bounds.max() - bounds.min()) <= 1e-3 * float(bounds.max()):
-                (clip,), off = fewest_digits(
-                    [float(bounds.median())], lambda values, b=bounds: float((b - values[0]).abs().max())
-                )
+                (clip,), off = fewest_digits([float(bounds.median())], functools.partial(_furthest, bounds))
                 yield {"kl_coef": Inferred(value, left), "score_clip": Inferred(clip, off)}
+
+
+def _furthest(bounds: torch.Tensor, values: list[float]) -> float:
+    """How far the bounds are from the one value, at most."""
+    return float((bounds - values[0]).abs().max())
 
 
 def _gamma_lam(tensors: dict, given: dict) -> Iterator[Guess]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import torch
 
 from goldenppo.conformance.audit import engine
 from goldenppo.conformance.audit.step import Step
-from goldenppo.conformance.audit.tracked import Tracked, tracked
+from goldenppo.conformance.audit.tracked import Tracked, tracked, within
 from goldenppo.conformance.cases import Entry, table
 from goldenppo.conformance.law import DTYPES, K
 from goldenppo.conformance.run import Attempt
@@ -51,7 +52,8 @@ def _forms(op: str):
 
 def _answers(finding: engine.Finding, step: Step, params: dict, forms: list[dict], edges: bool) -> dict[str, list[Entry]]:
     """Every output under every form and every aggregation; `edges`: with the slack of counting near an edge."""
-    op, answers = finding.edge.op, {}
+    op = finding.edge.op
+    answers: dict[str, list[Entry]] = {}
     for form in forms:
         sums, counts = _row_sums(finding, step, params, form)
         if edges and "clip_fraction" in sums and _clips(params):
@@ -74,7 +76,8 @@ def _answers(finding: engine.Finding, step: Step, params: dict, forms: list[dict
 
 def _row_sums(finding: engine.Finding, step: Step, params: dict, form: dict) -> tuple[dict[str, Tracked], torch.Tensor]:
     """Σ_t of the terms of each row, and the number of its tokens."""
-    op, parts, counts = finding.edge.op, {}, []
+    op, counts = finding.edge.op, []
+    parts: dict[str, list[Tracked]] = {}
     own = {name: value for name, value in params.items() if name != "horizon"}
     for start, stop in step.blocks(1):
         tensors = engine.tensors_of(finding.edge, finding.ends, step, start, stop)
@@ -87,7 +90,7 @@ def _row_sums(finding: engine.Finding, step: Step, params: dict, form: dict) -> 
             terms = named._asdict()
         for output, term in terms.items():
             if output in finding.ends:
-                parts.setdefault(output, []).append(inside(tracked(term), mask).sum(1))
+                parts.setdefault(output, []).append(within(tracked(term), mask).sum(1))
     joined = {
         output: Tracked(torch.cat([part.value for part in rows]), torch.cat([part.gauge for part in rows]))
         for output, rows in parts.items()
@@ -117,7 +120,7 @@ def _undecided(rows: Tracked, finding: engine.Finding, step: Step, params: dict,
 
 def _clipped(finding: engine.Finding, step: Step, params: dict, form: dict) -> torch.Tensor:
     """How many tokens of each row are clipped."""
-    terms = policy_terms if finding.edge.op == "policy_loss" else value_terms
+    terms: Callable = policy_terms if finding.edge.op == "policy_loss" else value_terms
     own = {name: value for name, value in params.items() if name != "horizon" and value is not None}
     counts = []
     for start, stop in step.blocks(1):

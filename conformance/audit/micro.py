@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
+import torch
+
 from goldenppo.conformance.audit import engine
 from goldenppo.conformance.audit.edges import Edge
 from goldenppo.conformance.audit.step import Step
@@ -13,8 +17,9 @@ LOSSES = ("policy_loss", "value_loss")
 def findings(step: Step, found: list[engine.Finding], only: list[str] | None) -> list[engine.Finding]:
     """One finding per loss whose micro-batches the dump holds.
 
-    A loss of the whole batch is Σ w_k·L_k with w_k the share of tokens under a token mean, of rows under a mean over rows,
-    and 1 under a sum; the variant is the one that the loss's own edge has, where that could be told.
+    A loss of the whole batch is Σ w_k·L_k with w_k the share of tokens under a token mean and of rows under a mean over rows;
+    where a trainer has divided each by the count of the whole batch, it is their sum, and their mean where it has multiplied
+    by their number too. Which of them it is, the loss's own edge knows where the dump has it.
 
     Args:
         step: the dump; `micro_policy_loss` [M], `micro_value_loss` [M], `micro_tokens` [M], `micro_rows` [M].
@@ -39,23 +44,33 @@ def _judged(step: Step, loss: str, own: engine.Finding | None) -> engine.Finding
             counts = step.dump.read(f"micro_{kind}").double()
             ways[f"their mean, weighted by {kind}"] = (Tracked(parts) * counts).sum() / counts.sum()
     fits = [way for way, want in ways.items() if float(engine.shares(reported, want, dtype, dtype)) <= 1]
-    wanted = _wanted(own)
-    right = [way for way in fits if way in wanted or (not wanted and "weighted" in way)]
+    wanted = _wanted(step, loss, own, ways, fits)
+    right = [way for way in fits if way in wanted]
     finding = engine.Finding(edge, {"x": name, "value": loss}, "right" if right else "wrong", dtype=dtype, compared=1)
     if not right:
-        expected = " or ".join(wanted) if wanted else "their mean, weighted by tokens or by rows"
+        expected = " or ".join(wanted) or "their mean, weighted by tokens or by rows"
         finding.reason = f"{loss} is {' and '.join(fits) or 'no mean of its micro-batches'}; expected {expected} (INV-6)"
-        if not wanted and not fits and not any("weighted" in way for way in ways):
+        if not wanted and not fits:
             finding.verdict, finding.reason = "unchecked", "the dump has no micro_tokens and no micro_rows"
     return finding
 
 
-def _wanted(own: engine.Finding | None) -> list[str]:
-    """How the micro-batches of a loss have to be joined, by the aggregation that its own edge has."""
-    values = own.variant.get("aggregation", []) if own is not None and own.verdict == "right" else []
-    kinds = {
-        "token_mean": "their mean, weighted by tokens",
-        "plain_mean": "their mean, weighted by tokens",
-        "token_sum": "their sum",
-    }
-    return list(dict.fromkeys(kinds.get(value, "their mean, weighted by rows") for value in values))
+def _wanted(step: Step, loss: str, own: engine.Finding | None, ways: dict[str, Tracked], fits: list[str]) -> list[str]:
+    """The ways to join the micro-batches that give the loss of the batch."""
+    if own is not None and own.verdict == "right" and fits:
+        return fits
+    if own is not None and own.verdict == "wrong" and own.report is not None:
+        known = [way for way, joined in ways.items() if _is_right(own, step, loss, joined.value)]
+        if known:
+            return known
+    return [way for way in ways if "weighted" in way]
+
+
+def _is_right(own: engine.Finding, step: Step, loss: str, number: torch.Tensor) -> bool:
+    """Whether a loss's own edge would be right, were another number what was reported."""
+    other = copy.copy(step)
+    other.dump = copy.copy(step.dump)
+    read = step.dump.read
+    other.dump.read = lambda name, *where: number if name == loss else read(name, *where)  # type: ignore[method-assign]
+    ends = {end: name for end, name in own.ends.items() if end in own.edge.inputs or name == loss}
+    return engine.judge_edge(own.edge, ends, other, own.params).verdict == "right"

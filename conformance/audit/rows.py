@@ -10,10 +10,9 @@ import torch
 import goldenppo.reference as reference
 from goldenppo.conformance.audit import engine
 from goldenppo.conformance.audit.step import Step
-from goldenppo.conformance.audit.tracked import Tracked, tracked, tracked_gae
+from goldenppo.conformance.audit.tracked import Tracked, tracked, tracked_gae, within
 from goldenppo.conformance.cases import Entry, table
 from goldenppo.conformance.run import Attempt
-from goldenppo.reference.checks import inside
 from goldenppo.reference.shaped_rewards import score_slot
 from goldenppo.reference.whiten import EPSILONS, deviation
 
@@ -38,7 +37,8 @@ def judge_rows(finding: engine.Finding, step: Step, params: dict) -> None:
         if finding.verdict == "right":
             break
         said = said or (finding.report, finding.first, finding.worst)
-    if finding.verdict == "right" and said is None:
+    assert finding.report is not None
+    if said is None:
         return
     if finding.verdict == "right" and finding.dtype == "float64":
         finding.report.precision = "coarse"
@@ -46,7 +46,7 @@ def judge_rows(finding: engine.Finding, step: Step, params: dict) -> None:
     computes = finding.verdict == "right"
     finding.report, finding.first, finding.worst = said
     finding.verdict = "wrong"
-    if computes:
+    if computes and finding.report is not None:
         finding.report.precision = "computes-in-bfloat16"
     elif finding.first:
         _name(finding, step, params)
@@ -60,6 +60,7 @@ def _judge_by(finding: engine.Finding, step: Step, params: dict, law: str) -> No
         return
     for number, variant in enumerate(_identified(finding, step, params, law)):
         raw = _compare(finding, step, params, variant, law)
+        assert finding.report is not None
         if finding.verdict == "right":
             if number:  # the first one that was left is wrong further on, so the windows could not tell them apart
                 finding.report.variant = {axis: [value] for axis, value in variant.items()}
@@ -83,6 +84,7 @@ def _identified(finding: engine.Finding, step: Step, params: dict, law: str) -> 
     attempt = engine.exact_attempt(finding.edge, tensors, params, law, finding.ends)
     engine.settle(finding, attempt)
     if finding.verdict == "right" or (op in ("gae", "experience") and "returns" not in tensors):
+        assert finding.report is not None
         yield from engine.variants_left(finding.report)
 
 
@@ -196,7 +198,8 @@ def _carried(rewards: Tracked, steps: torch.Tensor, chain: dict) -> torch.Tensor
 def _whitened(finding: engine.Finding, step: Step, x: Tracked, output: str, means: list[str], law: str) -> None:
     """Compares with the whitening of x over the whole batch, in each of its forms."""
     mask = step.mask()
-    got_name, best = finding.ends[output], (math.inf, {}, "")
+    got_name = finding.ends[output]
+    best: tuple[float, dict, str] = (math.inf, {}, "")
     for variance in ("unbiased", "biased"):
         mu, var = _moments(x, mask, step, variance)
         for epsilon in EPSILONS:
@@ -238,8 +241,8 @@ def _whitened(finding: engine.Finding, step: Step, x: Tracked, output: str, mean
 def _moments(x: Tracked, mask: torch.Tensor, step: Step, variance: str) -> tuple[Tracked, Tracked]:
     """`moments` of the reference, block by block: Σ x/n, and Σ (x − μ)²/(n − 1) or /n."""
     n = int(mask.sum())
-    mu = _total(inside(x[rows], mask[rows]) for rows in _slices(step)) / n
-    squares = _total(torch.where(mask[rows], x[rows] - mu, 0.0) ** 2 for rows in _slices(step))
+    mu = _total(within(x[rows], mask[rows]) for rows in _slices(step)) / n
+    squares = _total(within(x[rows] - mu, mask[rows]) ** 2 for rows in _slices(step))
     return mu, squares / (n - 1 if variance == "unbiased" else n)
 
 
@@ -266,6 +269,7 @@ def _name(finding: engine.Finding, step: Step, params: dict) -> None:
     else:
         tensors = engine.tensors_of(finding.edge, finding.ends, step, 0, max(1, min(step.rows, NAMED // max(1, step.width))))
     answers: dict[str, list[Entry]] = {}
+    assert finding.report is not None
     variant = {axis: values[0] for axis, values in finding.report.variant.items()}
     made = engine.call(getattr(reference, op), tensors, params, op, variant)
     for output in table()["ops"][op]["outputs"]:

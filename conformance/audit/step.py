@@ -6,6 +6,8 @@ the numbers where the shapes leave two readings; everything that was assumed is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from goldenppo.adapters.interface import UsageError
@@ -90,6 +92,7 @@ class Step:
         if name == "value_mask":
             return self.get(name, start, stop) > 0
         if self.mask_from == "mask":
+            assert self.mask_name is not None  # or it would come from elsewhere
             return self.get(self.mask_name, start, stop) > 0
         if self.mask_from == "attention_mask":
             width = self.dump.shapes["attention_mask"][1]
@@ -136,7 +139,7 @@ class Step:
             f"; {', '.join(sides)}" if sides else ""
         )
 
-    def blocks(self, width: int, elements: int = 1 << 18):
+    def blocks(self, width: int, elements: int = 1 << 18) -> Iterator[tuple[int, int]]:
         """Ranges of rows such that a tensor of `width` numbers per position stays small."""
         size = max(1, elements // max(1, self.width * width))
         for start in range(0, self.rows, size):
@@ -147,7 +150,7 @@ class Step:
         width = self.dump.shapes["tokens"][1]
         return self.dump.read("tokens", start, stop, slice(max(width - self.width, 0), width))
 
-    def logits(self, name: str, start: int, stop: int, columns: slice = slice(None)) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits(self, name: str, start: int, stop: int | None, columns: slice = slice(None)) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and tokens such that position t speaks of token t + 1, over some columns of the window.
 
         Returns:
@@ -161,7 +164,7 @@ class Step:
         before = self.dump.shapes["tokens"][1] - self.width - 1
         return logits, self._columns("tokens", start, stop, first + before, last + before + 1)
 
-    def _columns(self, name: str, start: int, stop: int, first: int, last: int) -> torch.Tensor:
+    def _columns(self, name: str, start: int, stop: int | None, first: int, last: int) -> torch.Tensor:
         """Columns first … last−1 of some rows; those beyond an end repeat the one there, and are read by nothing that counts."""
         width = self.dump.shapes[name][1]
         block = self.dump.read(name, start, stop, slice(max(first, 0), min(last, width)))
@@ -184,13 +187,13 @@ class Step:
             return
         stop, columns = min(_ROWS, self.rows), slice(0, 256)
         mask, given = self.mask(0, stop)[:, columns], self.get(name, 0, stop)[:, columns]
-        off = {}
+        off: dict[str, float] = {}
         for layout in LAYOUTS:
             self.layout = layout
             made = token_logprobs(*self.logits("logits", 0, stop, columns), temperature=float(self.params.get("temperature", 1)))
             keep = mask.clone()
             keep[:, 0] &= not self.unspoken("logits")
             off[layout] = float((made - given)[keep].abs().median()) if keep.any() else float("inf")
-        self.layout = min(off, key=off.get)
+        self.layout = min(off, key=lambda layout: off[layout])
         meaning = {"shifted": "logits at position t speak of the token at t + 1", "aligned": "of the token at t"}[self.layout]
         self.assumed.append(f"logits are {self.layout}, which {name} fits better: {meaning}")

@@ -34,6 +34,7 @@ class Tracked:
 
     @property
     def gauge(self) -> torch.Tensor:
+        """The bound, zeros for an exact tensor."""
         if self._gauge is None:
             self._gauge = torch.zeros_like(self.value)
         return self._gauge
@@ -56,9 +57,11 @@ class Tracked:
         self.value[key], self.gauge[key] = item.value, item.gauge
 
     def detach(self) -> Tracked:
+        """Itself: nothing here is differentiated."""
         return self
 
     def to(self, *_) -> Tracked:
+        """Itself: it is float64 and stays where it is."""
         return self
 
     def __neg__(self) -> Tracked:
@@ -115,26 +118,33 @@ class Tracked:
         return self.value >= _value(other)
 
     def exp(self) -> Tracked:
+        """exp x; its gauge is exp(x)·(g + 1)."""
         value = self.value.exp()
         return Tracked(value, value * (self.gauge + 1))
 
     def sqrt(self) -> Tracked:
+        """√x; its gauge is g/(2√x) + √x, and 0 at 0."""
         value = self.value.sqrt()
         return Tracked(value, torch.where(value > 0, self.gauge / (2 * value), 0.0) + value)
 
     def abs(self) -> Tracked:
+        """|x|, which rounds nothing."""
         return Tracked(self.value.abs(), self.gauge)
 
     def sum(self, *dim) -> Tracked:
+        """Σ x; Σ|x| is added to the gauge once."""
         return Tracked(self.value.sum(*dim), self.gauge.sum(*dim) + self.value.abs().sum(*dim))
 
     def mean(self) -> Tracked:
+        """Σ x over their number."""
         return self.sum() / self.value.numel()
 
     def clamp(self, min=-math.inf, max=math.inf) -> Tracked:
+        """x within bounds, by the rules of max and min."""
         return _smaller(_larger(self, min), max)
 
     def gather(self, dim, index) -> Tracked:
+        """Selected entries with their gauges."""
         return Tracked(self.value.gather(dim, index), None if self._gauge is None else self._gauge.gather(dim, index))
 
 
@@ -147,6 +157,11 @@ def parameter(number: float) -> Tracked:
     """A parameter: a trainer may round it to its dtype, so its gauge is its magnitude."""
     value = torch.tensor(float(number), dtype=torch.float64)
     return Tracked(value, value.abs())
+
+
+def within(x: Tracked, mask: torch.Tensor) -> Tracked:
+    """x where the mask is True, 0 elsewhere: `inside` of the reference."""
+    return _where(mask, x, 0.0)
 
 
 def _value(item):

@@ -7,7 +7,8 @@ import textwrap
 EPILOG = """names in a dump (safetensors; any subset, an edge is checked where all its ends are there):
   logits [B, L, V], tokens [B, L], logprobs, old_logprobs, ref_logprobs [B, T], ref_logits,
   values, old_values, scores [B], rewards, raw_advantages, advantages, returns, kl, ratio, entropy,
-  mask [B, T] (True = counts), attention_mask, policy_loss, clip_fraction, approx_kl, value_loss,
+  mask [B, T] (True = counts), value_mask (where the value loss has its own), attention_mask,
+  policy_loss, clip_fraction, approx_kl, value_loss,
   value_clip_fraction, mean_entropy, kl_loss, loss, chosen_scores, rejected_scores, ...
 parameters: a JSON object under the metadata key `params`:
   {"gamma": 1.0, "lam": 0.95, "kl_coef": 0.05, "clip": 0.2, "value_clip": 0.2, "temperature": 1.0}
@@ -105,7 +106,8 @@ def matrix(findings: list) -> str:
 
     from goldenppo.conformance.render import terminal
 
-    rows, dtypes = [], {}
+    rows: list[list] = []
+    dtypes: dict[str, list[str]] = {}
     for finding in findings:
         if finding.verdict != "unchecked":
             worst = f"{finding.worst:.2f}" if finding.verdict == "right" else ""

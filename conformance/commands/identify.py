@@ -28,7 +28,7 @@ def main(args) -> int:
         args.adapter = word
         session = open_selected(args)
         try:
-            checks.append(_run(session, args, Progress()))
+            checks.append(check_undeclared(session, args, Progress()))
         finally:
             session.close()
     names = [check.hello["name"] for check in checks]
@@ -36,7 +36,8 @@ def main(args) -> int:
     rows, settings = [], []
     for op, axis in dict.fromkeys(key for one in found for key in one):
         values = [one.get((op, axis)) for one in found]
-        differ = len(values) == 2 and None not in values and not set(values[0]) & set(values[1])
+        known = [set(value) for value in values if value is not None]
+        differ = len(known) == 2 and not known[0] & known[1]
         mark = ["*" if differ else ""] if len(values) == 2 else []
         rows.append([*mark, op, axis, *(", ".join(map(str, value)) if value else "–" for value in values)])
         if differ:
@@ -55,7 +56,7 @@ def main(args) -> int:
     return 4 if any(check.exit_code == 4 for check in checks) else 0
 
 
-def _run(session, args, progress):
+def check_undeclared(session, args, progress):
     """A check without declarations: what an adapter declares is what is to be found out here."""
     from goldenppo.conformance.result import run_check
     from goldenppo.conformance.run import DTYPES
