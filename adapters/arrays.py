@@ -36,13 +36,16 @@ class Torch:
         self.kinds = {"bool": torch.bool, "int": torch.int64}
 
     def make(self, nested, dtype: str):
+        """An array of a dtype that adapters know (float64 …, bool, int) from nested lists."""
         kind = self.kinds.get(dtype) or getattr(self.torch, dtype)
         return self.torch.tensor(nested, dtype=kind, device=self.device)
 
     def mark(self, array):
+        """What `changed` compares with later."""
         return array._version
 
     def changed(self, array, mark) -> bool:
+        """Whether the array was written to since its mark was taken."""
         return array._version != mark
 
     def read(self, value) -> dict | None:
@@ -66,17 +69,21 @@ class Numpy:
         self.numpy = numpy
 
     def make(self, nested, dtype: str):
+        """An array of a dtype that adapters know (float64 …, bool, int) from nested lists."""
         if dtype == "bfloat16":
             raise Unsupported("numpy has no bfloat16")
         return self.numpy.array(nested, dtype={"int": "int64"}.get(dtype, dtype))
 
     def mark(self, array):
+        """What `changed` compares with later."""
         return array.tobytes()
 
     def changed(self, array, mark) -> bool:
+        """Whether the array was written to since its mark was taken."""
         return array.tobytes() != mark
 
     def read(self, value) -> dict | None:
+        """A result as {"dtype", "shape", "data"}; None where it is no array and no number."""
         return read_numpy(value)
 
 
@@ -92,15 +99,19 @@ class Jax:
             raise Unsupported(f"JAX adapters run on the CPU; the device asked for is {device}")
 
     def make(self, nested, dtype: str):
+        """An array of a dtype that adapters know (float64 …, bool, int) from nested lists."""
         return self.numpy.asarray(nested, dtype={"int": "int64", "bool": "bool"}.get(dtype, dtype))
 
     def mark(self, array):
+        """What `changed` compares with later."""
         return None
 
     def changed(self, array, mark) -> bool:
+        """Whether the array was written to since its mark was taken."""
         return False  # JAX arrays cannot be changed
 
     def read(self, value) -> dict | None:
+        """A result as {"dtype", "shape", "data"}; None where it is no array and no number."""
         return read_numpy(value)
 
 

@@ -84,7 +84,7 @@ def bind(op: str, spec: dict, function: Callable) -> Bound:
 def _input_slots(signature: inspect.Signature, keywords: set[str], wanted: int) -> tuple[list[str], list]:
     """Splits a signature into the names of its input slots and the parameters that can be given by keyword."""
     slots: list[str] = []
-    rest = []
+    rest: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL and not rest:
             slots += ["*"] * (wanted - len(slots))

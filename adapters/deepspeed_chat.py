@@ -198,6 +198,7 @@ def end_score(token_scores, attention_mask):
 def _dpo_script(path: Path):
     """Imports the DPO training script under the name in SOURCES; without it the op is not offered."""
     spec = importlib.util.spec_from_file_location("step2_dpo_finetuning_main", path)
+    assert spec is not None and spec.loader is not None  # the path ends in .py
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

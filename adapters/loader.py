@@ -14,14 +14,14 @@ FOLDER = Path(__file__).resolve().parent
 
 def built_in() -> dict[str, tuple[str, str]]:
     """The built-in adapters: name → (module file stem, first line of its docstring), read without importing them."""
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for path in sorted(FOLDER.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in tree.body:
             if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)):
                 continue
             if [getattr(target, "id", None) for target in node.targets] == ["NAME"]:
-                found[node.value.value] = (path.stem, (ast.get_docstring(tree) or "").split("\n")[0])
+                found[str(node.value.value)] = (path.stem, (ast.get_docstring(tree) or "").split("\n")[0])
     return found
 
 
@@ -41,7 +41,7 @@ def load(word: str):
     names = built_in()
     if word in names:  # a trainer of the same name may be missing: that is no unknown adapter
         return _import(f"goldenppo.adapters.{names[word][0]}", f"the adapter {word}")
-    if word.endswith(".py") or os.sep in word:
+    if word.endswith(".py") or os.sep in word or word.startswith("."):
         return _load_file(Path(word))
     if "." in word or importlib.util.find_spec(word) is not None:
         return _import(word, word)
@@ -51,14 +51,17 @@ def load(word: str):
 
 def _load_file(path: Path):
     if not path.is_file():
-        raise UsageError(f"there is no file {str(path)!r}; `goldenppo init {path.name}` writes a template")
+        raise UsageError(f"there is no file {str(path)!r}; `goldenppo init {path.stem or 'my_trainer'}.py` writes a template")
     name = path.stem.replace("-", "_")
     name = name if name not in sys.modules and name.isidentifier() else f"goldenppo_adapter_{abs(hash(str(path)))}"
     spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f'{str(path)!r} is no Python file; a program is named as "cmd: {path}"')
     module = importlib.util.module_from_spec(spec)
+    execute = spec.loader.exec_module
     sys.modules[name] = module  # dataclasses and pickling look a module up by its name
     sys.path.insert(0, str(path.resolve().parent))  # the file's own neighbours, as for `python my_trainer.py`
-    return _guard(lambda: spec.loader.exec_module(module) or module, str(path))
+    return _guard(lambda: execute(module) or module, str(path))
 
 
 def _import(name: str, word: str):

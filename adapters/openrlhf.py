@@ -24,7 +24,9 @@ except (ImportError, metadata.PackageNotFoundError) as missing:
 
 def _open_packages() -> None:
     """Makes openrlhf.models and its neighbours importable without what their __init__ files import."""
-    root = util.find_spec("openrlhf").submodule_search_locations[0]
+    found = util.find_spec("openrlhf")
+    assert found is not None and found.submodule_search_locations  # a package, as its metadata was found
+    root = found.submodule_search_locations[0]
     for name in ("", ".models", ".trainer", ".trainer.ppo_utils", ".trainer.ray", ".utils"):
         package = types.ModuleType(f"openrlhf{name}")
         package.__path__ = [root + name.replace(".", "/")]
@@ -33,7 +35,7 @@ def _open_packages() -> None:
         if util.find_spec(name) is None:
             sys.modules[name] = types.ModuleType(name)
     launcher = types.ModuleType("openrlhf.trainer.ray.launcher")
-    launcher.RayActorGroup = object
+    launcher.RayActorGroup = object  # type: ignore[attr-defined]
     sys.modules[launcher.__name__] = launcher
 
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 from goldenppo.adapters.arrays import numbers, words
 from goldenppo.adapters.interface import AdapterError, UsageError
@@ -38,7 +39,9 @@ class Process:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
             )
         except OSError as problem:
-            raise UsageError(f"cannot start {command[0]!r}: {problem.strerror}") from None
+            raise UsageError(f"cannot start {command[0]!r} ({problem.strerror}); give the path of a program") from None
+        assert self.process.stdin and self.process.stdout and self.process.stderr  # each is a pipe
+        self.stdin, self.stdout, self.errors = self.process.stdin, self.process.stdout, self.process.stderr
         self.lines: queue.Queue = queue.Queue()
         self.stderr: collections.deque = collections.deque(maxlen=4)
         threading.Thread(target=self._read, daemon=True).start()
@@ -75,8 +78,8 @@ class Process:
     def close(self) -> None:
         """Ends the harness and everything that it started."""
         try:
-            self.process.stdin.write(b'{"cmd": "stop"}\n')
-            self.process.stdin.close()
+            self.stdin.write(b'{"cmd": "stop"}\n')
+            self.stdin.close()
             self.process.wait(timeout=2)
         except (OSError, ValueError, subprocess.TimeoutExpired):
             pass
@@ -110,8 +113,8 @@ class Process:
     def _ask(self, message: dict, limit: float) -> dict:
         self.seq += 1
         try:
-            self.process.stdin.write(json.dumps(words({"seq": self.seq, **message}), allow_nan=False).encode() + b"\n")
-            self.process.stdin.flush()
+            self.stdin.write(json.dumps(words({"seq": self.seq, **message}), allow_nan=False).encode() + b"\n")
+            self.stdin.flush()
         except OSError:
             self._died()
         try:
@@ -132,12 +135,12 @@ class Process:
             self._broken(f"answered request {seq} when asked request {self.seq}", answer)
         return answer
 
-    def _died(self) -> None:
+    def _died(self) -> NoReturn:
         code = self.process.wait()
         self.close()
         raise AdapterError(f"{self.name} ended with exit status {code} before answering{self._said()}")
 
-    def _broken(self, what: str, shown) -> None:
+    def _broken(self, what: str, shown) -> NoReturn:
         self.close()
         raise AdapterError(f"{self.name} {what}: {str(shown)[:120]}{self._said()}")
 
@@ -146,12 +149,12 @@ class Process:
         return f"; its last words: {said}" if said else ""
 
     def _read(self) -> None:
-        for line in self.process.stdout:
+        for line in self.stdout:
             self.lines.put(line)
         self.lines.put(None)
 
     def _drain(self) -> None:
-        for line in self.process.stderr:
+        for line in self.errors:
             self.stderr.append(line)
 
 

@@ -11,6 +11,7 @@ import inspect
 from collections import defaultdict
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -91,7 +92,7 @@ class _Answer(SimpleNamespace):
 def _names(module: str, qualified: str) -> set[str]:
     """The names in a function's code, which tell its shape in this version; none where it does not exist."""
     try:
-        found = importlib.import_module(f"trl.trainer.{module}")
+        found: Any = importlib.import_module(f"trl.trainer.{module}")
     except ImportError:
         return set()
     for part in qualified.split("."):

@@ -235,7 +235,8 @@ def experience(logprobs, ref_logprobs, values, scores, mask, *, kl_coef, gamma, 
 
 def _step(trainer, tokens, scores, response_masks) -> dict:
     """Runs step() to the point where the advantages are known."""
-    compute, seen = trainer.compute_advantages, {}
+    compute = trainer.compute_advantages
+    seen: dict = {}
 
     def observe(values, rewards, mask):
         _, advantages, returns = compute(values, rewards, mask)

@@ -27,7 +27,7 @@ def serve(word: str, source: str | None, requests, answers) -> None:
     from goldenppo.adapters.loader import load
     from goldenppo.adapters.session import Session
 
-    session = None
+    session: Session | None = None
     for line in requests:
         request = json.loads(line)
         if request["cmd"] == "stop":
@@ -35,12 +35,13 @@ def serve(word: str, source: str | None, requests, answers) -> None:
         if request["cmd"] == "hello":
             try:
                 session = Session(load(word), request["table"], source, Path(word).stem)
-                answer = {"hello": session.hello()}
+                answer: dict = {"hello": session.hello()}
             except (AdapterError, UsageError) as problem:
                 answer = {"refused": str(problem)}
         else:
             for part in ("inputs", "params"):
                 request[part] = {name: numbers(value) for name, value in request[part].items()}
+            assert session is not None  # the greeting comes first
             answer = session.call(request)
         answers({"seq": request["seq"], **answer})
 

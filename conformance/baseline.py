@@ -49,6 +49,7 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
+        """1 where something is worse than the baseline says, 3 where it is only better, else 0."""
         return 1 if self.failures else 3 if self.outdated else 0
 
 
@@ -268,7 +269,7 @@ def _names_of(row: dict, check: Check) -> list[str]:
 
 def _new_rows(check: Check, kept: list[dict]) -> list[dict]:
     """One entry per failing case that no entry covers; its reason is for a person to write."""
-    rows = {}
+    rows: dict[tuple, set[str]] = {}
     for report in check.ops:
         for verdict in report.failed:
             if any(_applies(row, check) and _covers(row, verdict) for row in kept):

@@ -45,12 +45,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command and returns its exit code (0, 1, 2, 3 or 4: see `goldenppo check --help`)."""
-    arguments = parser()
-    args = arguments.parse_args(argv)
-    if args.command is None:
-        arguments.print_help()
-        return 2
     try:
+        arguments = parser()
+        args = arguments.parse_args(argv)
+        if args.command is None:
+            arguments.print_help()
+            return 2
         code = args.main(args)
         sys.stdout.flush()
         return code
@@ -61,12 +61,29 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as missing:
         if missing.name and missing.name.startswith("goldenppo"):
             raise
-        return _complain(f"{missing.name} is not installed; `pip install {missing.name}` and run again", 4)
+        package = {"yaml": "pyyaml"}.get(str(missing.name), missing.name)
+        return _complain(f"{missing.name} is not installed; `pip install {package}` and run again", 4)
+    except ImportError as broken:
+        if broken.name and broken.name.startswith("goldenppo"):
+            raise
+        return _complain(f"an installed library does not load ({broken}); install it again, or run where it works", 4)
+    except (MemoryError, RuntimeError) as problem:
+        if not _out_of_memory(problem):
+            raise
+        said = str(problem).strip().split("\n")[0] or "no more can be had"
+        return _complain(f"out of memory ({said}); free some, or take a smaller run or another --device", 4)
     except KeyboardInterrupt:
         return _complain("interrupted", 4)
     except BrokenPipeError:  # `goldenppo … | head` closed the pipe: no fault of ours, nothing left to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as problem:  # a disk that is full, a library whose own libraries are missing
+        return _complain(f"the system does not go along: {problem}", 4)
+
+
+def _out_of_memory(problem: Exception) -> bool:
+    """Whether memory ran out, here or on a device; torch says so by a class of its own or, on the CPU, by words only."""
+    return isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError" or "allocate memory" in str(problem)
 
 
 def _complain(problem, code: int) -> int:

@@ -18,9 +18,9 @@ def check_writable(path: str | Path) -> None:
     if path.is_dir():
         raise UsageError(f"cannot write {str(path)!r}: it is a folder; give a file name")
     if not folder.is_dir():
-        raise UsageError(f"cannot write {str(path)!r}: there is no folder {str(folder)!r}")
+        raise UsageError(f"cannot write {str(path)!r}: there is no folder {str(folder)!r}; make it first")
     if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise UsageError(f"cannot write {str(path)!r}: no permission")
+        raise UsageError(f"cannot write {str(path)!r}: no permission; name another place")
 
 
 def write(path: str | Path, text: str) -> None:

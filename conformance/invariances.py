@@ -54,6 +54,7 @@ class Given:
 
     @property
     def key(self) -> str:
+        """Equal for equal contents."""
         return json.dumps([self.inputs, self.params, self.axes])
 
 
@@ -119,6 +120,7 @@ class Bench:
 
     @property
     def spec(self) -> dict:
+        """The op's entry of the op table."""
         return table()["ops"][self.op]
 
     @property
@@ -137,6 +139,7 @@ class Bench:
         return self.op in READ_AFTER and self.values("score_at", given) != ["last_token"]
 
     def request(self, given: Given, dtype: str | None = None, **more) -> dict:
+        """A request to the adapter (adapters/session.py); keys of `more` come on top."""
         return {
             "op": self.op,
             "inputs": given.inputs,
@@ -312,6 +315,7 @@ def refilled(bench: Bench, given: Given, fill: Callable[[str, int, float], float
 
 
 def last_token(counts: list[bool]) -> int:
+    """The position of a row's last token; −1 if it has none."""
     return max((t for t, on in enumerate(counts) if on), default=-1)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 
 def pytest_addoption(parser) -> None:
+    """Adds `--goldenppo ADAPTER` and what goes with it."""
     group = parser.getgroup("goldenppo", "conformance of a PPO trainer")
     group.addoption("--goldenppo", metavar="ADAPTER", help="check this adapter; every case becomes a test")
     group.addoption(

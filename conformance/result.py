@@ -50,7 +50,7 @@ def run_check(session, ops: list[str], level: str, dtypes: tuple[str, ...], devi
             reason = hello["skipped"].get(op, "" if op in hello["ops"] or not ops else "the adapter has no function of this name")
             check.ops.append(OpReport(op, "not-offered", notes=[reason] if reason else []))
             continue
-        found = []
+        found: list[Attempt] = []
         for case in loaded[op]:
             found += attempts(session, op, hello["ops"][op], [case], dtypes, device)
             done += 1
@@ -102,6 +102,7 @@ def document(check: Check) -> dict:
 
 
 def judging_k() -> float:
+    """The tolerance law's k, which every report prints."""
     from goldenppo.conformance.law import K
 
     return K

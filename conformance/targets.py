@@ -68,4 +68,6 @@ def check_device(device: str) -> None:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as problem:
         reason = str(problem).split("\n")[0]
-        raise UsageError(f"the device {device!r} cannot be used here: {reason}") from None
+        raise UsageError(
+            f"the device {device!r} cannot be used here ({reason}); use --device cpu, or a torch built for it"
+        ) from None

@@ -30,12 +30,14 @@ def main(args) -> int:
 
 
 def ops() -> list[dict]:
+    """Every op with its title."""
     from goldenppo.conformance.cases import table
 
     return [{"op": op, "title": spec["title"]} for op, spec in table()["ops"].items()]
 
 
 def cases() -> list[dict]:
+    """Every case with its level and clauses."""
     from goldenppo.conformance.cases import load, table
 
     return [
@@ -44,6 +46,7 @@ def cases() -> list[dict]:
 
 
 def adapters() -> list[dict]:
+    """The reference and the built-in adapters, read without importing them."""
     from goldenppo.adapters.loader import built_in
 
     own = {"adapter": "reference", "what": "The reference implementation of this project."}
@@ -51,12 +54,14 @@ def adapters() -> list[dict]:
 
 
 def deviations() -> list[dict]:
+    """Every deviation with its title."""
     from goldenppo.conformance.cases import read_yaml
 
     return [{"deviation": name, "title": entry["title"]} for name, entry in read_yaml("deviations.yaml")["deviations"].items()]
 
 
 def variants() -> list[dict]:
+    """Every value of every axis with its meaning."""
     from goldenppo.conformance.cases import read_yaml
 
     axes = read_yaml("variants.yaml")["axes"]

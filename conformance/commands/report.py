@@ -73,25 +73,25 @@ def read(path: str) -> dict:
     try:
         result = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as problem:
-        raise UsageError(f"cannot read {path!r}: {problem.strerror}") from None
+        raise UsageError(f"cannot read {path!r} ({problem.strerror}); `goldenppo check ADAPTER --json F` writes one") from None
     except (ValueError, RecursionError) as problem:
         raise UsageError(f"{path!r} is no JSON: {problem}; `goldenppo check ADAPTER --json {path}` writes it") from None
     schema = result.get("schema") if isinstance(result, dict) else None
     if schema != SCHEMA:
         raise UsageError(f"{path!r} is no result file: its schema is {schema!r}, expected {SCHEMA!r}")
-    problem = _fault(result)
-    if problem:
-        raise UsageError(f"{path!r} is no result file: {problem}; `goldenppo check ADAPTER --json {path}` writes it")
+    fault = _fault(result)
+    if fault:
+        raise UsageError(f"{path!r} is no result file: {fault}; `goldenppo check ADAPTER --json {path}` writes it")
     return result
 
 
-_FIELDS = {
+_FIELDS: dict[str, dict[str, type]] = {
     "suite": {"version": str, "fixtures": str},
     "adapter": {"name": str, "version": str},
     "environment": {},
 }
-_OP = {"op": str, "verdict": str, "variant": dict, "matches": list, "counts": dict, "notes": list}
-_CASE = {"id": str, "op": str, "clauses": list, "dtype": str, "level": str, "verdict": str, "matches": list}
+_OP: dict[str, type] = {"op": str, "verdict": str, "variant": dict, "matches": list, "counts": dict, "notes": list}
+_CASE: dict[str, type] = {"id": str, "op": str, "clauses": list, "dtype": str, "level": str, "verdict": str, "matches": list}
 
 
 def _fault(result: dict) -> str | None:

@@ -146,7 +146,8 @@ def train(args, seed: int) -> tuple[list[dict], tuple[float, float]]:
         args.dtype or "float64",
         torch.device(args.device),
     )
-    steps, peaks = args.steps or settings["steps"], {}
+    steps = args.steps or settings["steps"]
+    peaks: dict = {}
     context = record.recording(args.record) if args.record else nullcontext()
     with (
         context as folder,
@@ -246,11 +247,13 @@ def verify(args, folder: Path) -> int:
 
 
 def stage_by_stage(args, folder: Path) -> int:
+    """Compares each stage of a recording, fed with the recorded inputs, and prints a table; 1 if one departs."""
     from tqdm import tqdm
 
     from goldenppo.reference.run.verify import verify as check
 
-    rows, departing, left_out = {}, [], []
+    rows: dict[str, dict] = {}
+    departing, left_out = [], []
     for found in tqdm(
         check(folder, args.device, args.dtype, tf32=args.tf32),
         unit="tensor",
@@ -300,6 +303,7 @@ def stage_by_stage(args, folder: Path) -> int:
 
 
 def free_running(args, folder: Path) -> int:
+    """Repeats a recorded run from its seed and prints how far it drifts apart; no verdict."""
     from goldenppo.reference.run.free_running import free_run
 
     found = free_run(folder, args.device, args.dtype, tf32=args.tf32)

@@ -1,10 +1,12 @@
 """A check as Markdown, for the job summary of a CI run."""
 
+from collections.abc import Sequence
+
 from goldenppo.conformance.render.junit import message
 from goldenppo.conformance.result import Check
 
 
-def text(check: Check, lines: list[str] = ()) -> str:
+def text(check: Check, lines: Sequence[str] = ()) -> str:
     """A table over the ops, then a line per failing case.
 
     Args:

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 
 from goldenppo.conformance import naming
 from goldenppo.conformance.cases import clauses, table
@@ -33,7 +34,7 @@ def wrap(text: str, indent: str = "  ") -> str:
     )
 
 
-def show(check: Check, command: str, known: set[str] | frozenset = frozenset(), lines: list[str] = ()) -> str:
+def show(check: Check, command: str, known: set[str] | frozenset = frozenset(), lines: Sequence[str] = ()) -> str:
     """The whole report of one check.
 
     Args:
@@ -174,15 +175,16 @@ def _wrong(verdict) -> list[str]:
         output = f"{verdict.output}: " if verdict.output else ""
         return [wrap(f"{output}{verdict.reason or verdict.match.problem}")]
     element = wrong_element(verdict)
+    assert element is not None  # where there is a match, there is one
     where = f"[{', '.join(map(str, element['index']))}]" if element["index"] else ""
-    share = f"{verdict.use:.3g}" if verdict.use != float("inf") else "not a finite number"
+    share = f"{verdict.use:.3g} × the tolerance" if verdict.use != float("inf") else "without bound"
     axes = {axis: value for axis, value in verdict.attempt.axes.items()}
     asked = f" with {', '.join(f'{axis}={value}' for axis, value in axes.items())}" if axes else ""
     return [
         wrap(f"{element['output']}{where}{asked}"),
-        f"    got   {element['got']!r}",
-        f"    want  {element['want']!r}",
-        f"    error {share} × the tolerance",
+        f"    got   {element['got']}",
+        f"    want  {element['want']}",
+        f"    error {share}",
     ]
 
 
@@ -244,10 +246,11 @@ def invariances(check: Check) -> list[str]:
 
     from goldenppo.conformance.invariances import failing
 
-    labels = list(dict.fromkeys(finding.clause for finding in check.invariances))
+    findings = check.invariances or []
+    labels = list(dict.fromkeys(finding.clause for finding in findings))
     rows: dict[str, list] = {}
     reasons: dict[str, set] = {}
-    for finding in check.invariances:
+    for finding in findings:
         mark = _MARKS[finding.verdict]
         name = finding.op if len(finding.op) <= 16 else finding.op.replace("model_", "model_\n")
         rows.setdefault(name, [name]).append(paint(mark, "31") if finding.verdict == "fails" else mark)
@@ -255,12 +258,12 @@ def invariances(check: Check) -> list[str]:
             reasons.setdefault(f"{finding.clause}: {finding.reason}", set()).add(finding.op)
     headers = ["INV-", *(label.removeprefix("INV-") for label in labels)]
     lines = ["Invariances", tabulate(list(rows.values()), headers=headers, disable_numparse=True), ""]
-    if any(finding.verdict == "coarse" for finding in check.invariances):
+    if any(finding.verdict == "coarse" for finding in findings):
         lines.append(wrap("ok~ holds to float32 accuracy at float64"))
     lines += [wrap(f"{reason} ({', '.join(sorted(ops))})") for reason, ops in reasons.items()]
-    deciding = failing(check.invariances, check.level)
+    deciding = failing(findings, check.level)
     above: dict[str, list] = {}
-    for finding in check.invariances:
+    for finding in findings:
         if finding.verdict == "fails" and finding not in deciding:
             above.setdefault(f"{finding.clause} ({finding.level})", []).append(finding.op)
     lines += [wrap(f"{clause} fails above the level that decides: {', '.join(ops)}") for clause, ops in above.items()]
