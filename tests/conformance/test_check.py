@@ -157,3 +157,20 @@ def test_an_adapter_in_another_process_gives_the_same_verdict(check):
 
     assert code == 1
     assert "matches pl-min-for-max" in output
+
+
+def test_an_answer_that_is_offered_under_other_values_only_is_asked_for(check):
+    """k3 comes only with its clamp: the cases that the clamp does not move have to be run under it."""
+    text = """
+        from goldenppo.adapters import Unsupported
+        def kl_penalty(logprobs, ref_logprobs, *, estimator, clamp):
+            if estimator not in ("k1", "k3") or (estimator == "k3") != (clamp == 10):
+                raise Unsupported("k1, and k3 with its clamp")
+            x = ref_logprobs - logprobs
+            return -x if estimator == "k1" else (x.exp() - 1 - x).clamp(-10, 10)
+    """
+    code, output = check(text)
+    assert code == 0, output
+
+    code, output = check(text.replace("x.exp() - 1 - x", "(-x).exp() - 1 + x"))
+    assert code == 1 and "matches kl-k3-direction-swapped" in output
