@@ -20,7 +20,7 @@ from goldenppo.adapters import Unsupported, window
 
 NAME = "deepspeed-chat"
 VERSION = "unknown commit"  # setup() reads it from the checkout
-KNOWN_VERSIONS = ["83757d9"]
+KNOWN_VERSIONS = ["83757d9", "45b4b71"]
 MASK = "int"  # made by `attention_mask = seq.not_equal(pad_token_id).long()`
 
 _ppo, _reward = "dschat.rlhf.ppo_trainer", "dschat.utils.model.reward_model:RewardModel"

@@ -56,7 +56,7 @@ class Session:
                     self.accumulated[op] = bind(f"accumulated_{op}", {**spec, "inputs": {"parts": {}}}, accumulating)
                 except NotTheOp as reason:
                     raise AdapterError(f"{self.name}: {reason}") from None
-        _check_declarations(module, table)
+        check_variants(getattr(module, "VARIANTS", {}), table)
         if callable(getattr(module, "setup", None)):
             try:
                 module.setup(source)
@@ -211,9 +211,8 @@ def _choice(module, name: str, allowed: tuple[str, ...]) -> str:
     return value
 
 
-def _check_declarations(module, table: dict) -> None:
+def check_variants(declared, table: dict) -> None:
     """VARIANTS must name ops, axes and values of the op table; a typing mistake would otherwise declare nothing."""
-    declared = getattr(module, "VARIANTS", {})
     if not isinstance(declared, dict):
         raise AdapterError(f"VARIANTS is a {type(declared).__name__}; expected {{op: {{axis: value}}}}")
     for op, axes in declared.items():

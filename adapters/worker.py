@@ -57,8 +57,11 @@ def main() -> None:
     _stub_package()
     from goldenppo.adapters.arrays import words
 
-    # Trainers print while they are imported and run. The protocol keeps the real stdout for itself; prints go to stderr.
+    # Trainers print while they are imported and run, and may ask a question. The protocol keeps the real stdin and stdout for
+    # itself; prints go to stderr, and who reads finds the end of the input.
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
 
     def answer(message: dict) -> None:
@@ -69,7 +72,7 @@ def main() -> None:
     # The script's own folder holds verl.py, trl.py …: left on the path it would hide the trainers of these names.
     sys.path[:] = [entry for entry in sys.path if entry and str(Path(entry).resolve()) != here]
     sys.path.insert(0, os.getcwd())
-    serve(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None, sys.stdin, answer)
+    serve(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None, requests, answer)
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ def open_selected(args):
     for op in args.op:
         if op not in table()["ops"]:
             raise UsageError(f"there is no op {op!r}; `goldenppo list ops` shows them: {', '.join(table()['ops'])}")
-    if args.timeout <= 0:
-        raise UsageError(f"--timeout is {args.timeout:g}; expected seconds above 0")
+    if not 0 < args.timeout < 1e6:
+        raise UsageError(f"--timeout is {args.timeout:g}; expected seconds above 0 and below a million")
     check_device(args.device)
     return open_adapter(args.adapter, args.python, args.source, args.timeout)
 

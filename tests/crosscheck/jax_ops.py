@@ -3,6 +3,7 @@
 Written for the tolerance law's evidence: XLA fuses and reorders what torch does one operation after the other.
 """
 
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,12 @@ VERSION = jax.__version__
 ARRAYS = "jax"
 
 
+AXES = ("aggregation", "estimator", "factor", "form", "gaps", "mean", "variance")
+
+
 def compiled(function):
     """The function as one program; axes are known when it is compiled."""
-    return jax.jit(function, static_argnames=("aggregation", "estimator", "factor", "form", "gaps", "mean", "variance"))
+    return jax.jit(function, static_argnames=[name for name in inspect.signature(function).parameters if name in AXES])
 
 
 def reduced(x, mask, aggregation, horizon):
@@ -60,7 +64,7 @@ def policy_loss(
 
 
 @compiled
-def value_loss(values, old_values, returns, mask, *, clip=None, horizon=None, aggregation="token_mean", factor, form):
+def value_loss(values, old_values, returns, mask, *, clip=None, factor, form):
     def loss(values):
         v, o, R = (jnp.where(mask, x, 0) for x in (values, old_values, returns))
         error = (v - R) ** 2
@@ -69,7 +73,7 @@ def value_loss(values, old_values, returns, mask, *, clip=None, horizon=None, ag
         elif clip is not None:
             clipped = (jnp.clip(v, o - clip, o + clip) - R) ** 2
             error = jnp.maximum(error, clipped) if form == "max" else clipped
-        return reduced(error, mask, aggregation, horizon) * (0.5 if factor == "half" else 1)
+        return jnp.mean(error, where=mask) * (0.5 if factor == "half" else 1)
 
     value, slope = jax.value_and_grad(loss)(values)
     return {"loss": value, "grad_values": slope}
@@ -142,5 +146,3 @@ def dpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, *, beta, 
 
     value, slopes = jax.value_and_grad(loss, (0, 1))(policy_chosen, policy_rejected)
     return {"loss": value, "grad_policy_chosen": slopes[0], "grad_policy_rejected": slopes[1]}
-
-

