@@ -214,7 +214,7 @@ class Process:
         self.lines.put(None)
 
     def _drain(self) -> None:
-        while said := self.errors.read1(1 << 16):
+        while said := os.read(self.errors.fileno(), 1 << 16):
             self.stderr = (self.stderr + said)[-2000:]
 
 

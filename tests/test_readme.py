@@ -64,7 +64,8 @@ def commands():
     return [line for line in dict.fromkeys([*lines, *inline]) if line.startswith("goldenppo ")]
 
 
-ELSEWHERE = ("ENV/bin/python", "--source DIR", "--device cuda", "verl openrlhf", "goldenppo run", "goldenppo doctor")  # have tests of their own
+# these have tests of their own
+ELSEWHERE = ("ENV/bin/python", "--source DIR", "--device cuda", "verl openrlhf", "goldenppo run", "goldenppo doctor")
 
 
 @pytest.mark.parametrize("command", [command for command in commands() if not any(part in command for part in ELSEWHERE)])

@@ -49,7 +49,7 @@ COPIES = {
             ("experience", "masked_whiten(advantages, ~padding_mask)", "masked_whiten(advantages, ~padding_mask_p1)"),
             ("experience", "returns = advantages + values", "returns = advantages"),
             ("shaped_rewards", "] -= self.args.missing_eos_penalty", "] = -self.args.missing_eos_penalty"),
-            ("whiten", "bessel_correction = mask_sum / (mask_sum - 1)", "bessel_correction = mask_sum / mask_sum"),
+            ("whiten", "variance = masked_mean(centered_values**2, mask)", "variance = (centered_values**2).mean()"),
             ("value_loss", "torch.max(vf_losses1, vf_losses2)", "torch.min(vf_losses1, vf_losses2)"),
             ("value_loss", "vf_loss = 0.5 *", "vf_loss = 0.25 *"),
             ("policy_loss", "torch.max(pg_losses, pg_losses2)", "torch.min(pg_losses, pg_losses2)"),
@@ -73,7 +73,7 @@ COPIES = {
         lines=(
             ("gae", "+ gamma * nextvalues - values[:, t]", "+ nextvalues - values[:, t]"),
             ("gae", "+ (1 - response_mask[:, t]) * nextvalues", ""),
-            ("policy_loss", "pg_losses3 = -advantages * clip_ratio_c", "pg_losses3 = -advantages * clip_ratio_c * 2"),
+            ("policy_loss", "batch_num_tokens = loss_mask.sum()", "batch_num_tokens = loss_mask.numel()"),
             ("policy_loss", "/ (seq_mask + 1e-8)", "/ loss_mask.shape[-1]"),
             ("value_loss", "vf_losses2 = (vpredclipped - returns) ** 2", "vf_losses2 = (vpredclipped - values) ** 2"),
             ("kl_penalty", "kld = (ratio - kl - 1)", "kld = (ratio + kl - 1)"),
@@ -141,8 +141,9 @@ def _original(name: str, copy: Copy) -> Path:
         adapter = load(name)
     except AdapterError as reason:
         pytest.skip(str(reason))
-    if adapter.VERSION != copy.version:
-        pytest.skip(f"the lines are those of {name} {copy.version}; {adapter.VERSION} is installed")
+    installed = adapter.VERSION
+    if installed != copy.version:
+        pytest.skip(f"the lines are those of {name} {copy.version}; {installed} is installed")
     return Path(importlib.import_module(copy.package).__path__[0])
 
 

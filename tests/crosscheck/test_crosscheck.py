@@ -7,6 +7,7 @@ implementations written for this purpose show how much of the tolerance correct 
 
 import functools
 import importlib.util
+import math
 import random
 from pathlib import Path
 
@@ -64,19 +65,19 @@ def must(op: str) -> list:
 
 
 def examine(tested: Session, op: str, dtypes: tuple[str, ...]):
-    """The verdict on an op, and the worst share of the tolerance at each dtype."""
+    """The verdict on an op, and the worst share of the tolerance at each dtype, infinite where no case passed."""
     report = judge(op, list(attempts(tested, op, tested.hello()["ops"][op], must(op), dtypes, "cpu")), "must")
     passed = [verdict for verdict in report.cases if verdict.verdict == "pass"]
-    return report, {dtype: max((v.use for v in passed if v.dtype == dtype), default=None) for dtype in dtypes}
+    return report, {dtype: max((v.use for v in passed if v.dtype == dtype), default=math.inf) for dtype in dtypes}
 
 
 @pytest.mark.parametrize(("name", "op"), ALL, ids=[f"{name}-{op}" for name, op in ALL])
 def test_an_implementation_agrees_with_the_answers_with_a_factor_of_two_to_spare(name, op, evidence):
     report, worst = examine(session(name), op, IMPLEMENTATIONS[name][2])
-    evidence.update({(name, op, dtype): share for dtype, share in worst.items() if share is not None})
+    evidence.update({(name, op, dtype): share for dtype, share in worst.items()})
 
     assert report.verdict == "conforms", [(v.case.id, v.dtype, v.use, v.reason) for v in report.failed]
-    assert all(share is not None and share < 0.5 for share in worst.values()), worst
+    assert max(worst.values()) < 0.5, worst
 
 
 @pytest.mark.parametrize("order", ["sequential", "pairwise", "shuffled", "vectorised"])
@@ -89,7 +90,7 @@ def test_the_order_of_summation_does_not_matter(order, op, evidence, monkeypatch
     evidence.update({(f"numpy, {order}", op, dtype): share for dtype, share in worst.items()})
 
     assert report.verdict == "conforms", [(v.case.id, v.dtype, v.use, v.reason) for v in report.failed]
-    assert all(share is not None and share < 0.5 for share in worst.values()), worst
+    assert max(worst.values()) < 0.5, worst
 
 
 PARAMETERS = {
