@@ -9,6 +9,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import textwrap
 from pathlib import Path
@@ -46,13 +47,15 @@ def setup(source):
     """Puts the checkout on the import path and imports the trainer from it.
 
     Args:
-        source: a checkout of DeepSpeedExamples, or its folder applications/DeepSpeed-Chat.
+        source: a checkout of DeepSpeedExamples, or its folder applications/DeepSpeed-Chat; None for that in the environment
+            variable DEEPSPEED_EXAMPLES.
     """
     global VERSION
-    if source is None:
+    source = source or os.environ.get("DEEPSPEED_EXAMPLES")
+    if not source:
         raise Unsupported(
-            "DeepSpeed-Chat is no package: give a checkout of github.com/deepspeedai/DeepSpeedExamples "
-            "(--source DeepSpeedExamples)"
+            "DeepSpeed-Chat is no package: give a checkout of github.com/deepspeedai/DeepSpeedExamples, "
+            "by --source DIR or the environment variable DEEPSPEED_EXAMPLES"
         )
     root = Path(source).resolve()
     found = [folder for folder in (root, root / "applications" / "DeepSpeed-Chat") if (folder / "dschat").is_dir()]

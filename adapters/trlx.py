@@ -7,6 +7,7 @@ experience is that of a tokenizer whose padding token is not its end-of-sequence
 
 import importlib
 import logging
+import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,11 +50,15 @@ def setup(source):
     """Puts the checkout on the import path and imports the trainer from it.
 
     Args:
-        source: a checkout of https://github.com/CarperAI/trlx.
+        source: a checkout of https://github.com/CarperAI/trlx; None for that in the environment variable TRLX.
     """
     global VERSION
-    if source is None:
-        raise Unsupported("trlX is on no package index: give a checkout of CarperAI/trlx, --source trlx")
+    source = source or os.environ.get("TRLX")
+    if not source:
+        raise Unsupported(
+            "trlX is on no package index: give a checkout of github.com/CarperAI/trlx, "
+            "by --source DIR or the environment variable TRLX"
+        )
     root = Path(source).resolve()
     if not (root / "trlx" / "models").is_dir():
         raise Unsupported(f"{source} holds no folder trlx/models; expected a checkout of CarperAI/trlx")

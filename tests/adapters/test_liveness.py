@@ -50,10 +50,19 @@ def _owner(source):
 
 
 def _calls(session, op, source, monkeypatch):
-    """Whether at least one case of the op fails, by our own exception, once the source is replaced."""
+    """Whether at least one case of the op fails by our own exception once the source is replaced.
+
+    An adapter that reads the source's statements in the place of calling it (DeepSpeed-Chat's DPO script) fails by an error of
+    its own: that of the first case counts, which gave a result before.
+    """
     with monkeypatch.context() as patch:
         patch.setattr(*_owner(source), _raise)
-        return any(answer.get("error", {}).get("type") == _Replaced.__name__ for answer in _answers(session, op))
+        answers = list(_answers(session, op))
+        return "error" in next(iter(answers), {}) or any(_type(answer) == _Replaced.__name__ for answer in answers)
+
+
+def _type(answer):
+    return answer.get("error", {}).get("type")
 
 
 @pytest.fixture(scope="module")
