@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from goldenppo.adapters.arrays import words
 from goldenppo.adapters.interface import UsageError
 from goldenppo.conformance import judge as judging
 from goldenppo.conformance import naming
@@ -28,7 +29,7 @@ from goldenppo.conformance.cases import Block, Case, Entry, clauses, parse, tabl
 from goldenppo.conformance.law import DTYPES, K
 from goldenppo.conformance.result import wrong_element
 from goldenppo.conformance.run import Attempt
-from goldenppo.fixtures.generate import SCHEMA, build_case, combinations, plain
+from goldenppo.fixtures.generate import SCHEMA, build_case, combinations
 from goldenppo.fixtures.recipes.draw import Case as Recipe
 
 SMALL, SMALL_WIDTH, SMALL_LOGITS = 256, 64, 8192  # up to here the exact oracle answers for the whole dump
@@ -348,15 +349,15 @@ def _exact(finding: Finding, tensors: dict[str, torch.Tensor], params: dict) -> 
     finding.compared = sum(want is not None for entries in attempt.case.answers.values() for want in entries[0].block.want)
 
 
-def exact_attempt(edge: Edge, tensors: dict, params: dict, dtype: str, ends: dict, dtypes: dict | None = None) -> Attempt:
+def exact_attempt(edge: Edge, tensors: dict, params: dict, dtype: str, ends: dict) -> Attempt:
     """A dump's numbers as an attempt on a case that the oracle answers.
 
     Raises:
         Unchecked: the oracle has no finite answer.
     """
     spec = table()["ops"][edge.op]
-    inputs = {end: _plain(_finite(tensors[end])) for end in spec["inputs"]}
-    numbers = {name: _plain(value) if isinstance(value, torch.Tensor) else value for name, value in params.items()}
+    inputs = {end: _finite(tensors[end]).tolist() for end in spec["inputs"]}
+    numbers = {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in params.items()}
     recipe = Recipe(f"{edge.op}/audit-{edge.name}", _labels(edge.op), "must", _purpose(edge, ends), inputs, numbers)
     ops = table()
     chosen = {
@@ -373,7 +374,7 @@ def exact_attempt(edge: Edge, tensors: dict, params: dict, dtype: str, ends: dic
     if "compared" in tensors:
         for entry in itertools.chain.from_iterable(raw["answers"].values()):
             entry["value"] = _only(entry["value"], tensors["compared"].tolist())
-    raw["inputs"] = {end: _words(_plain(tensors[end])) for end in spec["inputs"]}  # a deviation may read the NaN of a masked slot
+    raw["inputs"] = {end: words(tensors[end].tolist()) for end in spec["inputs"]}  # a deviation may read the NaN of a masked slot
     (case,) = parse(json.dumps({"schema": SCHEMA, "op": edge.op, "cases": [raw]}), edge.op)
     return Attempt(case, dtype, {}, {"result": result(edge, tensors, dtype)})
 
@@ -430,16 +431,6 @@ def _purpose(edge: Edge, ends: dict[str, str]) -> str:
 def _finite(tensor: torch.Tensor) -> torch.Tensor:
     """Masked slots may hold NaN, which the oracle does not read and a fixture does not hold."""
     return torch.nan_to_num(tensor, nan=0.0, posinf=0.0, neginf=0.0) if tensor.is_floating_point() else tensor
-
-
-def _plain(tensor: torch.Tensor):
-    return tensor.tolist()
-
-
-def _words(nested):
-    return (
-        [_words(item) for item in nested] if isinstance(nested, list) else plain(nested) if isinstance(nested, float) else nested
-    )
 
 
 def _only(nested, compared):

@@ -23,9 +23,9 @@ def judge_terms(finding: engine.Finding, step: Step, params: dict) -> None:
     """Judges a loss under the usual form of its terms first, and under all forms where that is wrong."""
     forms = list(_forms(finding.edge.op))
     outputs = {output: step.get(finding.ends[output]) for output in finding.edge.outputs if output in finding.ends}
-    finding.compared = len(outputs)
+    finding.compared, full = len(outputs), _full(finding, step)
     for tried, edges in dict.fromkeys([(1, False), (1, True), (len(forms), True)]):
-        case = engine.case_of(finding, _answers(finding, step, params, forms[:tried], edges), params, _full(finding, step))
+        case = engine.case_of(finding, _answers(finding, step, params, forms[:tried], edges, full), params, full)
         attempt = Attempt(case, finding.dtype, {}, {"result": engine.result(finding.edge, outputs, finding.dtype)})
         wrong = bool(engine.judging.judge(case.op, [attempt], "must").failed)
         if not wrong or (edges and tried == len(forms)):
@@ -50,7 +50,9 @@ def _forms(op: str):
         yield dict(zip(axes, values, strict=True))
 
 
-def _answers(finding: engine.Finding, step: Step, params: dict, forms: list[dict], edges: bool) -> dict[str, list[Entry]]:
+def _answers(
+    finding: engine.Finding, step: Step, params: dict, forms: list[dict], edges: bool, full: bool
+) -> dict[str, list[Entry]]:
     """Every output under every form and every aggregation; `edges`: with the slack of counting near an edge."""
     op = finding.edge.op
     answers: dict[str, list[Entry]] = {}
@@ -60,7 +62,7 @@ def _answers(finding: engine.Finding, step: Step, params: dict, forms: list[dict
             sums["clip_fraction"] = _undecided(sums["clip_fraction"], finding, step, params, form)
         for output, rows in sums.items():
             axes = table()["ops"][op]["outputs"][output]["axes"]
-            ways = _ways(finding, step, params) if "aggregation" in axes else [{}]
+            ways = _ways(full, params) if "aggregation" in axes else [{}]
             for way in ways:
                 mean = _aggregate(rows, counts, params, way)
                 for factor, scale in (("half", 0.5), ("one", 1.0)) if "factor" in axes else ((None, 1.0),):
@@ -130,8 +132,7 @@ def _clipped(finding: engine.Finding, step: Step, params: dict, form: dict) -> t
     return torch.cat(counts)
 
 
-def _ways(finding: engine.Finding, step: Step, params: dict):
-    full = _full(finding, step)
+def _ways(full: bool, params: dict):
     for aggregation, empty_rows in itertools.product(table()["axes"]["aggregation"], table()["axes"]["empty_rows"]):
         if aggregation == "seq_mean_token_sum_norm" and params.get("horizon") is None:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -20,8 +21,6 @@ BLOCK = 1 << 18  # positions of a block
 CHAIN = 1 << 20  # positions of a block where the work is a loop over the columns: fewer, taller blocks
 LOGITS = 1 << 21  # numbers of a block of logits
 NAMED = 1 << 16  # positions of a dump up to which deviations of a whole batch are tried
-
-
 LAWS = {"float64": ("float64", "float32"), "float32": ("float32", "bfloat16")}  # a dump's dtype, and the one it may be right to
 
 
@@ -154,11 +153,8 @@ def _compare(finding: engine.Finding, step: Step, params: dict, variant: dict, l
                 where = [at[0] + start, *(index + columns.start for index in at[1:])]
                 wrong[output] = (where, f"{finding.ends[output]}{where}: got {got!r}, want {right!r}", float(share.max()))
             if output == "advantages":
-                kept = (
-                    kept
-                    if kept is not None
-                    else Tracked(torch.empty(step.rows, step.width, dtype=torch.float64), torch.empty(step.rows, step.width))
-                )
+                if kept is None:
+                    kept = Tracked(torch.empty(step.rows, step.width, dtype=torch.float64), torch.empty(step.rows, step.width))
                 kept[start:stop] = want  # its gauge in float32: an error bound needs no 53 bits
     finding.compared, finding.worst = compared, worst
     if set(wrong) == {"advantages"}:
@@ -185,7 +181,7 @@ def _made(op: str, tensors: dict, params: dict, variant: dict) -> dict[str, Trac
         advantages, returns = (Tracked(part.value, part.gauge + _carried(rewards, steps, chain)) for part in made)
         return {"rewards": rewards, "advantages": advantages, "returns": returns}
     made = engine.call(getattr(reference, op), tensors, params, op, variant)
-    return {output: tracked(number) for output, number in zip(table()["ops"][op]["outputs"], [made], strict=True)}
+    return {next(iter(table()["ops"][op]["outputs"])): tracked(made)}
 
 
 def _carried(rewards: Tracked, steps: torch.Tensor, chain: dict) -> torch.Tensor:
@@ -198,33 +194,16 @@ def _carried(rewards: Tracked, steps: torch.Tensor, chain: dict) -> torch.Tensor
 def _whitened(finding: engine.Finding, step: Step, x: Tracked, output: str, means: list[str], law: str) -> None:
     """Compares with the whitening of x over the whole batch, in each of its forms."""
     mask = step.mask()
-    got_name = finding.ends[output]
+    statistics: dict[str, tuple[Tracked, Tracked]] = {}
     best: tuple[float, dict, str] = (math.inf, {}, "")
-    for variance in ("unbiased", "biased"):
-        mu, var = _moments(x, mask, step, variance)
-        for epsilon in EPSILONS:
-            for mean in means:
-                worst, first = 0.0, ""
-                for start, stop in step.blocks(1):
-                    rows = slice(start, stop)
-                    want = (x[rows] - mu) / deviation(var, epsilon)
-                    want = want + mu if mean == "kept" else want
-                    got = step.get(got_name, start, stop)
-                    share = torch.where(mask[rows], engine.shares(got, want, law, finding.dtype), 0.0)
-                    if float(share.max()) > worst:
-                        worst = float(share.max())
-                        row, column = (share == share.max()).nonzero()[0].tolist()
-                        numbers = f"got {float(got[row, column])!r}, want {float(want.value[row, column])!r}"
-                        first = f"{got_name}[{row + start}, {column}]: {numbers}"
-                    if worst > 1:
-                        break
-                if worst < best[0]:
-                    best = (worst, {"variance": variance, "epsilon": epsilon, "mean": mean}, first)
-                if worst <= 1:
-                    break
-            if best[0] <= 1:
-                break
-        if best[0] <= 1:
+    for variance, epsilon, mean in itertools.product(("unbiased", "biased"), EPSILONS, means):
+        if variance not in statistics:
+            statistics[variance] = _moments(x, mask, step, variance)
+        mu, var = statistics[variance]
+        worst, first = _whitening_error(finding, step, x, mask, (mu, deviation(var, epsilon), mean), output, law)
+        if worst < best[0]:
+            best = (worst, {"variance": variance, "epsilon": epsilon, "mean": mean}, first)
+        if worst <= 1:
             break
     finding.worst, chosen, finding.first = best
     finding.verdict, finding.first = ("right", "") if best[0] <= 1 else ("wrong", finding.first)
@@ -236,6 +215,31 @@ def _whitened(finding: engine.Finding, step: Step, x: Tracked, output: str, mean
             chosen = {"whitening": "inside"}
     finding.report.variant |= {axis: [value] for axis, value in chosen.items()}
     finding.compared = max(finding.compared, int(mask.sum()))
+
+
+def _whitening_error(
+    finding: engine.Finding, step: Step, x: Tracked, mask: torch.Tensor, form: tuple[Tracked, Tracked, str], output: str, law: str
+) -> tuple[float, str]:
+    """The worst share of the tolerance under one form of whitening (mean, divisor, what becomes of the mean), and where it is.
+
+    Stops at the first block that is wrong.
+    """
+    mu, divisor, mean = form
+    name, worst, first = finding.ends[output], 0.0, ""
+    for start, stop in step.blocks(1):
+        rows = slice(start, stop)
+        want = (x[rows] - mu) / divisor
+        want = want + mu if mean == "kept" else want
+        got = step.get(name, start, stop)
+        share = torch.where(mask[rows], engine.shares(got, want, law, finding.dtype), 0.0)
+        if float(share.max()) > worst:
+            worst = float(share.max())
+            row, column = (share == share.max()).nonzero()[0].tolist()
+            numbers = f"got {float(got[row, column])!r}, want {float(want.value[row, column])!r}"
+            first = f"{name}[{row + start}, {column}]: {numbers}"
+        if worst > 1:
+            break
+    return worst, first
 
 
 def _moments(x: Tracked, mask: torch.Tensor, step: Step, variance: str) -> tuple[Tracked, Tracked]:
